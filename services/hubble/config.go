@@ -37,6 +37,8 @@ type ListenConfig struct {
 	Key       string `config:"key" help:"file with the key of the certificate"`
 	ClientCA  string `config:"clientCA" help:"file with the CA certificates that verify clients"`
 	Advertise string `config:"advertise" help:"host:port for peers; empty: the address, if it names a host"`
+	// ServerName lets all nodes have the same certificate.
+	ServerName string `config:"serverName" help:"name in the certificates of all nodes; empty: each node's name"`
 }
 
 // HistoryConfig bounds the history.

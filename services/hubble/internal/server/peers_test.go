@@ -112,4 +112,14 @@ func TestNodesOfTheClusterAreListed(t *testing.T) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
+	b.o.ServerName = "hubble.example"
+	nodes, err := b.GetNodes(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range nodes.GetNodes() {
+		if n.GetTls().GetServerName() != b.o.ServerName {
+			t.Errorf("with one certificate for all nodes, the server name of %s is %q", n.GetName(), n.GetTls().GetServerName())
+		}
+	}
 }

@@ -5,6 +5,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,7 @@ const HealthName = "hubble.server.Observer"
 // of bounded time.
 const scans = 2
 
-// Options describe a Server. All fields are required.
+// Options describe a Server. All fields but ServerName are required.
 type Options struct {
 	Version string
 	Started time.Time
@@ -56,6 +57,8 @@ type Options struct {
 	// Address is how peers reach this server: "unix://…", or host:port of a server with a certificate for the name of the
 	// node.
 	Address string
+	// ServerName is the name in the certificates of all nodes; empty: each has one for its own name.
+	ServerName string
 	// Parts define the tenants.
 	Parts hubbleflow.Parts
 	// Others returns the other nodes of the cluster, sorted by name, and a channel that is closed when they change.
@@ -220,12 +223,15 @@ func (s *Server) others() ([]peers.Node, <-chan struct{}) {
 	return slices.DeleteFunc(all, func(n peers.Node) bool { return n.Name == s.o.Node() }), changed
 }
 
-// tls describes TLS at a node. Every node has the settings of this one, and a certificate for its name.
+// serverName returns the name in the certificate of a node.
+func (s *Server) serverName(node string) string { return cmp.Or(s.o.ServerName, node) }
+
+// tls describes TLS at a node. Every node has the settings of this one.
 func (s *Server) tls(node string) *observer.TLS {
 	if !s.remote() {
 		return &observer.TLS{}
 	}
-	return &observer.TLS{Enabled: true, ServerName: node}
+	return &observer.TLS{Enabled: true, ServerName: s.serverName(node)}
 }
 
 // addressOf returns the address at which the service of another node listens if its settings are those of this node;
@@ -334,7 +340,7 @@ func (s *Server) Notify(_ *peer.NotifyRequest, stream grpc.ServerStreamingServer
 func (s *Server) notification(name, address string) *peer.ChangeNotification {
 	n := &peer.ChangeNotification{Name: name, Address: address, Type: peer.ChangeNotificationType_PEER_ADDED}
 	if s.remote() {
-		n.Tls = &peer.TLS{ServerName: name}
+		n.Tls = &peer.TLS{ServerName: s.serverName(name)}
 	}
 	return n
 }

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,11 +40,18 @@ func TestHubbleCLIReadsTwoNodesOverTheRelay(t *testing.T) {
 		return exchange(t.Context(), pods[0], pods[1], pods[1].IPv4)
 	})
 	dir := t.TempDir()
-	socket := "unix://" + filepath.Join(dir, "relay.sock")
+	free, err := net.Listen("tcp", "127.0.0.1:0") // the relay listens only on TCP, and does not say at which port
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	if err := free.Close(); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	//nolint:gosec // a program that the target of this test builds
 	relay := exec.CommandContext(ctx, hubbleProgram("hubble-relay"), "serve",
-		"--peer-service=unix://"+c.nodes[0].Socket(devnode.Hubble), "--listen-address="+socket,
+		"--peer-service=unix://"+c.nodes[0].Socket(devnode.Hubble), "--listen-address="+address,
 		"--health-listen-address=127.0.0.1:0", "--disable-server-tls", "--retry-timeout=1s",
 		"--tls-hubble-server-ca-files="+filepath.Join(client.dir, "ca.crt"),
 		"--tls-hubble-client-cert-file="+filepath.Join(client.dir, "tls.crt"),
@@ -64,7 +72,7 @@ func TestHubbleCLIReadsTwoNodesOverTheRelay(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		cmd := exec.CommandContext(ctx, hubbleProgram("hubble"), args...) //nolint:gosec // likewise
-		cmd.Env = append(os.Environ(), "HUBBLE_SERVER="+socket, "HOME="+dir)
+		cmd.Env = append(os.Environ(), "HUBBLE_SERVER="+address, "HOME="+dir)
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			err = fmt.Errorf("hubble %s: %w: %s", strings.Join(args, " "), err, out)
@@ -85,7 +93,7 @@ func TestHubbleCLIReadsTwoNodesOverTheRelay(t *testing.T) {
 		{"observe --last 1000 -o json --node-name " + second, []string{`"node_name":"` + second + `"`, pods[1].Name}},
 		{"observe --last 1000 -o jsonpb --verdict FORWARDED", []string{first, second}},
 		{"observe --last 1000 -o dict --protocol tcp", []string{"TIMESTAMP", "VERDICT: FORWARDED"}},
-		{"observe --last 1000 -o table --to-port 8000-65535", []string{"DESTINATION"}},
+		{"observe --last 1000 -o table --to-ip " + pods[1].IPv4.String(), []string{"DESTINATION", pods[1].Name}},
 		{"observe --since 1h --namespace test --pod test/" + pods[0].Name, []string{pods[0].Name}},
 	} {
 		servicetest.EventuallyNil(t, "hubble "+x.args, func() error {
@@ -98,11 +106,11 @@ func TestHubbleCLIReadsTwoNodesOverTheRelay(t *testing.T) {
 			return err
 		})
 	}
-	// What one node cannot answer is named, and the other answers.
+	// The relay shows that a node is unavailable, and the other one answers.
 	if err := c.nodes[1].Kill(t.Context(), devnode.Hubble); err != nil {
 		t.Fatal(err)
 	}
-	servicetest.EventuallyNil(t, "the relay names the node that is away", func() error {
+	servicetest.EventuallyNil(t, "the relay shows the unavailable node", func() error {
 		out, err := hubble("list", "nodes")
 		if err == nil && (!strings.Contains(out, second+"   Unavailable") && !strings.Contains(out, second+"   Error") ||
 			!strings.Contains(out, first+"   Connected")) {

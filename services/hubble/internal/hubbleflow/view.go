@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 )
 
-// View is what a reader may see of flows. The zero value shows nothing.
+// View selects the flows of one tenant, or of all. The zero value selects none.
 type View struct {
 	parts  Parts
 	all    bool
@@ -122,8 +122,8 @@ func (v View) owns(e *flow.Endpoint) bool {
 	return v.parts.of(namespace, tenant) == v.tenant
 }
 
-// outsider returns what is shown of an end that is no pod of the reader's tenant: nothing of a pod, and of other ends
-// which kind they are.
+// outsider returns the visible part of an end that is no pod of the reader's tenant: no field of a pod, and the
+// reserved labels of other ends.
 func outsider(e *flow.Endpoint) *flow.Endpoint {
 	out := &flow.Endpoint{}
 	if e.GetID() != 0 || e.GetPodName() != "" || e.GetNamespace() != "" {

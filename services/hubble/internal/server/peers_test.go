@@ -41,7 +41,7 @@ func other(name string, addresses ...string) peers.Node {
 	return n
 }
 
-// TestPeersAreToldOnceAndWhenTheyChange: this node comes first, and a change that leaves the address is none.
+// TestPeersAreToldOnceAndWhenTheyChange: this node comes first, and a change that leaves the address is not sent.
 func TestPeersAreToldOnceAndWhenTheyChange(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.o.Address = "192.0.2.1:4244"

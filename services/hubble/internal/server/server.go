@@ -57,7 +57,7 @@ type Options struct {
 	// Address is how peers reach this server: "unix://…", or host:port of a server with a certificate for the name of the
 	// node.
 	Address string
-	// ServerName is the name in the certificates of all nodes; empty: each has one for its own name.
+	// ServerName is the name in the certificates of all nodes; empty: the name of each node.
 	ServerName string
 	// Parts define the tenants.
 	Parts hubbleflow.Parts
@@ -185,7 +185,7 @@ func capacity(st history.Status) uint64 {
 	return max(st.Records, uint64(float64(st.Records)/float64(st.Bytes)*float64(st.MaxBytes)))
 }
 
-// GetNodes implements the API. Only the state of this node is known; hubble-relay asks all nodes for theirs.
+// GetNodes implements the API. Only the state of this node is known; hubble-relay asks every node.
 // A client with the certificate of a tenant gets this node only.
 func (s *Server) GetNodes(ctx context.Context, _ *observer.GetNodesRequest) (*observer.GetNodesResponse, error) {
 	view, err := s.view(ctx)
@@ -234,7 +234,7 @@ func (s *Server) tls(node string) *observer.TLS {
 	return &observer.TLS{Enabled: true, ServerName: s.serverName(node)}
 }
 
-// addressOf returns the address at which the service of another node listens if its settings are those of this node;
+// addressOf returns the address at which the service of another node listens if it has the settings of this node;
 // empty if this one does not listen for other machines. The family of its own address is preferred.
 func (s *Server) addressOf(n peers.Node) string {
 	if !s.remote() || len(n.Addresses) == 0 {

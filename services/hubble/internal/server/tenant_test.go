@@ -315,7 +315,7 @@ func asksByFilters(t *testing.T, tenant *certified, visible []string, hidden *fl
 			t.Errorf("%s leaves out some of %q: %q, %v", name, visible, got, err)
 		}
 	}
-	// What the tenant may see, filters find.
+	// Filters find what the tenant may see.
 	for name, f := range map[string]*flow.FlowFilter{
 		"own pods": {SourcePod: []string{"a1/"}}, "addresses": {SourceIp: []string{"10.0.0.1"}},
 		"verdicts": {Verdict: []flow.Verdict{flow.Verdict_DROPPED}}, "world": {SourceLabel: []string{"reserved:world"}},
@@ -409,8 +409,8 @@ func TestReaderOfATenantFollowsOnlyItsFlows(t *testing.T) {
 	}
 }
 
-// TestNamespacesWithoutTheLabelCanBeOneTenant: a certificate for one of them is then refused, because its flows cannot
-// be told from those of the others by tenant.
+// TestNamespacesWithoutTheLabelCanBeOneTenant: a certificate for one of them is then refused, because its
+// namespace is not a tenant of its own.
 func TestNamespacesWithoutTheLabelCanBeOneTenant(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.o.Parts.Settings.Together = true

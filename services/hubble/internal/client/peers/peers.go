@@ -28,7 +28,7 @@ const maxNodes = 20_000
 type Node struct {
 	Name    string
 	Version string
-	// Addresses are those at which other nodes reach it, the preferred one of each family first.
+	// Addresses reach it from other nodes; the preferred one of each family comes first.
 	Addresses []netip.Addr
 }
 
@@ -42,7 +42,7 @@ type Nodes struct {
 	changed chan struct{}   // guarded by mu; closed and replaced at each change
 }
 
-// New returns Nodes that use a connection to the socket of sluice-identity. There are none before Run.
+// New returns Nodes that use a connection to the socket of sluice-identity. They are empty before Run.
 func New(conn grpc.ClientConnInterface, l *slog.Logger) *Nodes {
 	return &Nodes{
 		client: identityv1.NewClusterServiceClient(conn), log: l.With("source", "nodes"), nodes: make(map[string]Node),

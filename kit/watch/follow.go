@@ -9,11 +9,9 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
-	"github.com/sluice-net/sluice/kit/rpc/client"
 )
 
 // Source is a remote set that can be watched.
@@ -56,9 +54,7 @@ type FollowOptions struct {
 	// Max is the maximum number of keys. If the source has more, the watch fails, and the sink
 	// keeps its content.
 	Max int
-	// RetryMin and RetryMax bound the pause after a failure. The pause doubles up to RetryMax, and restarts at
-	// RetryMin after a watch that lasted longer than RetryMax. While the server's socket refuses connections, the
-	// pause is at most absentPause, because an attempt costs only one system call.
+	// RetryMin and RetryMax bound the pause after a failure, as Retry describes.
 	RetryMin, RetryMax time.Duration
 	Log                *slog.Logger
 }
@@ -67,48 +63,22 @@ type FollowOptions struct {
 // are read ahead.
 const followBatch = 512
 
-// absentPause is the longest pause while the server's socket refuses connections.
-const absentPause = 100 * time.Millisecond
-
 // Follow keeps a sink equal to a source until ctx ends, and then returns nil.
 func Follow[K comparable, V any](ctx context.Context, source Source[K, V], sink Sink[K, V], o FollowOptions) error {
 	f := follower[K, V]{source: source, sink: sink, options: o}
-	pause := o.RetryMin
-	for {
-		began := time.Now()
-		err := f.watch(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
+	return Retry(ctx, o.RetryMin, o.RetryMax, f.watch, func(err error) error {
 		if errors.Is(err, ErrExpired) && f.token != nil {
 			o.Log.Info("the source no longer has the revision of the watch; listing everything again")
 			f.token = nil
-		} else {
-			if err.Error() != f.reported {
-				f.reported = err.Error()
-				o.Log.Warn("watch ended; retrying", log.Err(err))
-			}
-			if err := sink.Failed(ctx, err); err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
-				return err
-			}
-			f.failed = true
-		}
-		if time.Since(began) > o.RetryMax {
-			pause = o.RetryMin
-		}
-		if absent := (*client.AbsentError)(nil); errors.As(err, &absent) {
-			pause = min(pause, absentPause)
-		}
-		select {
-		case <-time.After(pause/2 + rand.N(pause/2+1)):
-		case <-ctx.Done():
 			return nil
 		}
-		pause = min(2*pause, o.RetryMax)
-	}
+		if err.Error() != f.reported {
+			f.reported = err.Error()
+			o.Log.Warn("watch ended; retrying", log.Err(err))
+		}
+		f.failed = true
+		return sink.Failed(ctx, err)
+	})
 }
 
 // follower is the state of Follow that outlives a watch.

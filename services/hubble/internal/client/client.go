@@ -9,7 +9,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/watch"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -72,24 +72,12 @@ func (s *Stream) setErr(err error) {
 // Run follows the events after the one with an ID, or all stored ones if the ID is empty, until ctx ends. After an
 // interruption it continues with the event after the last one, so that the sink gets no event twice.
 func (s *Stream) Run(ctx context.Context, after string) error {
-	pause := firstPause
-	for ctx.Err() == nil {
-		began := time.Now()
-		err := s.follow(ctx, &after)
-		if ctx.Err() != nil {
-			return nil
-		}
+	return watch.Retry(ctx, firstPause, longestPause, func(ctx context.Context) error {
+		return s.follow(ctx, &after)
+	}, func(err error) error {
 		s.setErr(err)
-		if time.Since(began) > longestPause {
-			pause = firstPause
-		}
-		select {
-		case <-time.After(pause/2 + rand.N(pause/2+1)):
-		case <-ctx.Done():
-		}
-		pause = min(2*pause, longestPause)
-	}
-	return nil
+		return nil
+	})
 }
 
 // follow opens the stream once. It keeps the ID of the last event in after.

@@ -23,7 +23,7 @@ const (
 	reportTimeout = 5 * time.Second
 	reportEvery   = 10 * time.Second
 	// reportAgain is the interval at which an unchanged report is sent again, because etcd deletes the report when
-	// the node's lease ends.
+	// the node's lease ends. An empty one removes a corrupt report.
 	reportAgain = 10 * time.Minute
 )
 
@@ -59,7 +59,7 @@ func (r *Refusals) Report(ctx context.Context, list func(context.Context) ([]Ref
 	var sent time.Time // when the last report was sent; zero: not in this run
 	for {
 		now, err := list(ctx)
-		if err == nil && (sent.IsZero() || !slices.Equal(now, last) || len(now) > 0 && time.Since(sent) > reportAgain) {
+		if err == nil && (sent.IsZero() || !slices.Equal(now, last) || time.Since(sent) > reportAgain) {
 			if err = r.send(ctx, now); err == nil {
 				last, sent = now, time.Now()
 			}

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"google.golang.org/grpc"
 
@@ -49,6 +51,38 @@ func serveReports(t *testing.T) (*reports, *Refusals) {
 	}
 	t.Cleanup(func() { conn.Close(); srv.Stop(); <-done })
 	return r, NewRefusals(conn, slog.New(slog.DiscardHandler))
+}
+
+// calls counts the calls of a client.
+type calls struct {
+	grpc.ClientConnInterface
+	n int
+}
+
+func (c *calls) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
+	c.n++
+	return nil
+}
+
+// TestUnchangedReportIsSentAgain: so that a report that etcd has lost, or that is corrupt there, is written again. An
+// empty report is sent again as well: it removes what remains there.
+func TestUnchangedReportIsSentAgain(t *testing.T) {
+	for what, list := range map[string][]Refused{
+		"a report": {{policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "p"}, "too many rules", "A"}}, "an empty one": nil,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var sent calls
+			ctx, cancel := context.WithTimeout(t.Context(), 3*reportAgain+time.Minute)
+			defer cancel()
+			r := NewRefusals(&sent, slog.New(slog.DiscardHandler))
+			if err := r.Report(ctx, func(context.Context) ([]Refused, error) { return list, nil }); err != nil {
+				t.Error(err)
+			}
+			if sent.n != 4 {
+				t.Errorf("%s was sent %d times in 31 minutes, want 4", what, sent.n)
+			}
+		})
+	}
 }
 
 func TestReportHasABound(t *testing.T) {

@@ -321,11 +321,12 @@ var All = []Bound{
 	{
 		Name: "translations of packets of pods to Services", Process: datapath,
 		Default: "14,336 for IPv4, 7,168 for IPv6", Divided: ByEndpoint,
-		Beyond: "first packets of an endpoint above its guarantee are dropped (`translation-share`)",
-		Shown:  "`observe`, `sluice_datapath_packets_total` (`translation-share`), `sluice shares`",
+		Beyond: "first TCP packets of an endpoint above its guarantee are dropped (`translation-share`); UDP flows have no " +
+			"translation, so that they may change to another backend when the list changes",
+		Shown: "`observe`, `sluice_datapath_packets_total` (`translation-share`), `sluice shares`",
 		Tests: []string{
 			"TestKernelTranslationsOfOnePodLeaveThoseOfOthers", "TestKernelPodsThatComeLaterHaveTheirShareOfTranslations",
-			"TestKernelSharesOutliveTheirCollector",
+			"TestKernelSharesOutliveTheirCollector", "TestKernelUDPFlowsAreNotRefused",
 		},
 	},
 	{

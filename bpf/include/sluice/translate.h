@@ -605,6 +605,9 @@ static __always_inline void forget_other_copy(struct sl_packet *p)
  * has changed in between; then the first one's applies from the next packet on. Returns 0 if it
  * exceeds the share of the sending pod; a connection that has a copy continues with that. A
  * hairpin is charged twice, because its return entry is stored next.
+ *
+ * A UDP flow of a pod only takes spare capacity. Without it, each packet makes the same choice
+ * again until the list changes, and capacity is left for TCP, which could not move then.
  */
 __noinline int store_translation(struct sl_packet *p)
 {
@@ -617,7 +620,14 @@ __noinline int store_translation(struct sl_packet *p)
 		return 1;
 	restores = p->untold == SL_UNTOLD_COPY;
 	forget_other_copy(p);
-	if (SL_OF_PODS) {
+	if (SL_OF_PODS && p->proto == SL_UDP && p->translated != SL_TRANSLATED_HAIRPIN) {
+		taken = 1;
+		if (!take_spare_translation(p, p->src_slot)) {
+			if (p->untold == SL_UNTOLD_AFFINITY)
+				keep_backend(p);
+			return 1;
+		}
+	} else if (SL_OF_PODS) {
 		taken = p->translated == SL_TRANSLATED_HAIRPIN && !restores ? 2 : 1;
 		if (!take_translations(p, p->src_slot, taken)) {
 			if (restores)

@@ -106,13 +106,6 @@ func TestKernelTranslationsOfOnePodLeaveThoseOfOthers(t *testing.T) {
 // is the pod. It returns how many passed.
 func (n *serviceNode) hairpins(pod *pod, vip netip.AddrPort, first, count int) int {
 	n.Helper()
-	return n.datagrams(pod, vip, first, count, 2)
-}
-
-// datagrams sends one datagram from each of count ports of a pod, starting at first, to a Service. Each of them takes
-// the given number of translations. It returns how many passed.
-func (n *serviceNode) datagrams(pod *pod, vip netip.AddrPort, first, count, each int) int {
-	n.Helper()
 	var frames [][]byte
 	for i := range count {
 		frames = append(frames, frame(pod.HostMAC, pod.MAC, etherIPv4,
@@ -123,7 +116,7 @@ func (n *serviceNode) datagrams(pod *pod, vip netip.AddrPort, first, count, each
 	before, had, passed := n.counters(n.T), held(), 0
 	inNetns(n.T, pod.ns, func() { sendRaw(n.T, "eth0", frames...) })
 	servicetest.Eventually(n.T, "the datagrams", func() bool {
-		passed = (held() - had) / each
+		passed = (held() - had) / 2
 		return passed+int(n.counters(n.T)[over].Packets-before[over].Packets) >= count
 	})
 	return passed
@@ -174,21 +167,45 @@ func TestKernelPodsThatComeLaterHaveTheirShareOfTranslations(t *testing.T) {
 	}
 }
 
-// TestKernelIdleFlowsGiveWayToNewOnes: a pod that opens UDP flows all the time is not refused, because a pass removes
-// those that have been idle for 10 s, and is wanted before the bound is reached.
-func TestKernelIdleFlowsGiveWayToNewOnes(t *testing.T) {
+// TestKernelUDPFlowsAreNotRefused: UDP flows of a pod take up to three quarters of the shared translations, and later
+// flows pass without one. If other translations use the rest, a pass is wanted early, and removes flows that have been
+// idle for 10 s.
+func TestKernelUDPFlowsAreNotRefused(t *testing.T) {
 	n := newServiceNode(t)
 	client, server := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer),
 		newPod(t, n.k, "sl-server", 11, endpointmap.DeliverPeer)
-	vip := serviceAddr(server.IPv4, 1)
+	vip, own := serviceAddr(server.IPv4, 1), serviceAddr(client.IPv4, 2)
 	n.lead(vip, feAddress, netip.AddrPortFrom(server.IPv4, 8080))
+	n.lead(own, feAddress, netip.AddrPortFrom(client.IPv4, 8080))
 	size := n.k.Bounds.Size(bound.Translations4)
 	held := func() int { return n.k.Bounds.Held(bound.Translations4, client.Slot) }
-	send := func(first, count int) {
-		t.Helper()
-		if passed := n.datagrams(client, vip, first, count, 1); passed != count {
-			t.Fatalf("%d of %d passed", passed, count)
+	sent := func() (all, refused uint64) {
+		for c, now := range n.counters(t) {
+			if c.direction == event.Egress {
+				all += now.Packets
+			}
+			if c == (cell{event.TranslationShare, event.Egress}) {
+				refused += now.Packets
+			}
 		}
+		return all, refused
+	}
+	flows := func(first, count int) {
+		t.Helper()
+		var frames [][]byte
+		for i := range count {
+			frames = append(frames, frame(client.HostMAC, client.MAC, etherIPv4,
+				ip4Header{src: client.IPv4, dst: vip.Addr(), proto: protoUDP}.with(udp(uint16(first+i), vip.Port()))))
+		}
+		before, refusedBefore := sent()
+		inNetns(t, client.ns, func() { sendRaw(t, "eth0", frames...) })
+		servicetest.Eventually(t, "the datagrams", func() bool {
+			all, refused := sent()
+			if refused != refusedBefore {
+				t.Fatalf("%d of %d datagrams were refused", refused-refusedBefore, count)
+			}
+			return all >= before+uint64(count)
+		})
 	}
 	pass := func(later uint32, surplus int) {
 		t.Helper()
@@ -205,15 +222,22 @@ func TestKernelIdleFlowsGiveWayToNewOnes(t *testing.T) {
 			t.Errorf("a pass is wanted early with %d of %d translations: %t", held(), size, got)
 		}
 	}
-	send(1000, size*13/16)
+	flows(1000, size)
+	flows(1000, size) // the same ones again
+	if held() != size*3/4 {
+		t.Errorf("%d translations are stored, want %d", held(), size*3/4)
+	}
 	wanted(false)
-	send(20_000, size/16)
+	if passed := n.hairpins(client, own, 1000, size/16); passed != size/16 {
+		t.Errorf("%d of %d requests of the pod to itself passed", passed, size/16)
+	}
 	wanted(true)
 	pass(0, 0) // nothing is idle
 	wanted(false)
 	pass(10, size/8)
-	send(30_000, size/4)
-	wanted(true)
+	if held() != size*3/4 {
+		t.Errorf("%d translations are left, want %d", held(), size*3/4)
+	}
 }
 
 // TestKernelRecordsLeaveCapacityForConnections: only half of a pod's share goes to records and copies, which a

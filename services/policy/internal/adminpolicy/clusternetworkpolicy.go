@@ -14,10 +14,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
-	"github.com/sluice-net/sluice/services/policy/internal/dnsname"
 
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"

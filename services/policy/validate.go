@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/decode"
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
 // verdict is the result that `sluice-policy validate` prints for one document, as one line of JSON.
@@ -102,14 +103,19 @@ func check(data []byte, as decode.Options) ([]verdict, error) {
 		return nil, err
 	}
 	filter := excludedlabels.Default()
+	var dns policy.DNSRules
+	for _, d := range decoded {
+		dns.Add(d.Object)
+	}
 	for _, d := range decoded {
 		i := d.Document
 		object, _ := filter.Apply(*d.Object)
 		all[i].Dropped = append(all[i].Dropped, object.Unknown...)
-		for _, n := range object.Notes {
+		notes := dns.WithNotes(d.Object, object.Notes)
+		for _, n := range notes {
 			all[i].Notes = append(all[i].Notes, note{n.Kind.String(), n.Path, n.Text})
 		}
-		if n := object.Notes.Omitted(); n > 0 {
+		if n := notes.Omitted(); n > 0 {
 			text := fmt.Sprintf("%d more notes are left out", n)
 			all[i].Notes = append(all[i].Notes, note{Kind: "omitted", Text: text})
 		}

@@ -67,6 +67,25 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 				"spec: {endpointSelector: {}, ingress: [{fromNodes: [{}]}]}\n",
 			0, `{"problems":["spec.ingress[0].fromNodes: needs the setting cluster.nodeLabels"]}`,
 		},
+		{
+			"names without a DNS rule",
+			"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
+				"spec: {endpointSelector: {}, egress: [{toFQDNs: [{matchName: a.b}]}]}\n",
+			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toFQDNs","text":"not supported by ` +
+				`Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with"},` +
+				`{"kind":"no-dns-rule","field":"spec.egress[0].toFQDNs","text":"no DNS rule selects these pods, `,
+		},
+		{
+			"names with a DNS rule in another document",
+			"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
+				"spec: {endpointSelector: {}, egress: [{toFQDNs: [{matchName: a.b}]}]}\n---\n" +
+				"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: b}\n" +
+				"spec: {endpointSelector: {}, egress: [{toEntities: [all], toPorts: [{ports: [{port: '53'}], " +
+				"rules: {dns: [{matchName: c.d}]}}]}]}\n",
+			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toFQDNs","text":"not supported by ` +
+				`Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with"}]}` +
+				"\n",
+		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{
 			"the same twice", good + "---\n" + good, 0, strings.Repeat(`{"problems":["metadata.name: another document has the same kind and name"]}`+"\n", 2),

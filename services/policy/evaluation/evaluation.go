@@ -55,6 +55,8 @@ const (
 	NoteIsolates = manifest.NoteIsolates
 	// NoteSelectsNothing: no endpoint is selected.
 	NoteSelectsNothing = manifest.NoteSelectsNothing
+	// NoteNoDNSRule: the policy allows DNS names, and no DNS rule selects its endpoints.
+	NoteNoDNSRule = manifest.NoteNoDNSRule
 	// NoteNoEffect: a field is not supported, and no verdict depends on it.
 	NoteNoEffect = manifest.NoteNoEffect
 )

@@ -899,6 +899,61 @@ func TestValidatePassesSettings(t *testing.T) {
 	}
 }
 
+// TestNamesWithoutDNSRuleFailWithStrict: they are a warning by default, and DNS rules of the node count with
+// --against-node.
+func TestNamesWithoutDNSRuleFailWithStrict(t *testing.T) {
+	n := nodetest.New(t, Command)
+	bin := t.TempDir()
+	const note = `{"kind":"no-dns-rule","field":"spec.unsupported","text":"no DNS rule selects these pods"}`
+	script := "#!/bin/sh\n/bin/cat > /dev/null\necho '{\"problems\":[]}\n{\"problems\":[],\"notes\":[" + note + "]}'\n"
+	program := filepath.Join(bin, "sluice-policy")
+	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // executable
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", bin)
+	file := nodetest.Write(t, t.TempDir(), "a.yaml", nodetest.WebPolicy+
+		"---\nkind: NetworkPolicy\nmetadata: {name: names, namespace: shop}\nspec: {unsupported: names}\n")
+	line := func(out string) string {
+		for l := range strings.Lines(out) {
+			if strings.Contains(l, "no DNS rule") {
+				return l
+			}
+		}
+		return ""
+	}
+	for _, c := range []struct {
+		args    []string
+		ofNode  bool // no DNS rule of the node selects the pods either
+		code    int
+		label   string
+		summary string
+	}{
+		{nil, true, 0, "warning: ", "All 2 policies would be accepted."},
+		{[]string{"--strict"}, true, invocation.ExitFailed, "error: ", "All 2 policies would be accepted."},
+		{[]string{"--strict", "--against-node"}, true, invocation.ExitFailed, "error: ", "All 2 policies would be accepted."},
+		{[]string{"--strict", "--against-node"}, false, 0, "", "All 2 policies would be accepted."},
+	} {
+		n.Policy.Mu.Lock()
+		n.Policy.NoDNSRule = c.ofNode
+		n.Policy.Mu.Unlock()
+		out, _ := n.Want(t, c.code, append([]string{"policy", "validate", "-f", file}, c.args...)...)
+		got := line(out)
+		if c.label == "" && got != "" ||
+			c.label != "" && !(strings.Contains(got, c.label) && strings.Contains(got, "shop/names")) ||
+			!strings.Contains(out, c.summary) {
+			t.Errorf("%v: printed\n%swant the label %q, and %q", c.args, out, c.label, c.summary)
+		}
+	}
+	if len(n.Policy.Policies) > 0 {
+		t.Error("--against-node has changed the policies of the node")
+	}
+	n.Policy.NoDNSRule = true
+	_, errOut := n.Want(t, 0, "policy", "apply", "-f", file)
+	if !strings.Contains(errOut, "warning: "+file+": document 2") || line(errOut) == "" {
+		t.Errorf("apply prints\n%s", errOut)
+	}
+}
+
 // TestValidateCountsPoliciesThatAllowLess: the exit code is 0 for them, so the summary must not hide them.
 func TestValidateCountsPoliciesThatAllowLess(t *testing.T) {
 	const (

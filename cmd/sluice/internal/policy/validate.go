@@ -36,6 +36,7 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		allowUnknown bool
 		skipOthers   bool
 		nodeLabels   bool
+		names        namesCheck
 	)
 	cmd := &cobra.Command{
 		Use:   "validate -f FILE",
@@ -43,7 +44,10 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		Long: `Check manifests as the policy service would, without a running service: the command
 executes ` + program + ` from its own directory or from PATH. Every problem is reported
 with file, document and field. The exit code is 1 if there are problems. The check assumes
-the default settings of the service, apart from --cluster-node-labels.`,
+the default settings of the service, apart from --cluster-node-labels.
+
+A warning names each toFQDNs list whose pods no DNS rule of the manifests selects. With
+--against-node, the DNS rules of the accepted policies of this node count, too.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			files = append(files, a...)
@@ -62,7 +66,7 @@ the default settings of the service, apart from --cluster-node-labels.`,
 			if nodeLabels {
 				flags = append(flags, "--cluster-node-labels")
 			}
-			return validate(cmd.Context(), inv, docs, broken, namespace, flags)
+			return validate(cmd.Context(), inv, docs, broken, namespace, flags, names)
 		},
 	}
 	manifestFlags(cmd, &allowUnknown, &skipOthers)
@@ -71,7 +75,16 @@ the default settings of the service, apart from --cluster-node-labels.`,
 	f.BoolVar(&nodeLabels, "cluster-node-labels", false,
 		"the nodes have the setting cluster.nodeLabels, which the Kubernetes manifests set")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
+	f.BoolVar(&names.strict, "strict", false, "fail if no DNS rule selects the pods of a toFQDNs list")
+	f.BoolVar(&names.againstNode, "against-node", false,
+		"also look for DNS rules in the policies of this node; changes nothing there")
 	return cmd
+}
+
+// namesCheck says how to check policies with toFQDNs for which there is no DNS rule.
+type namesCheck struct {
+	strict      bool // they are errors
+	againstNode bool // a DNS rule of an accepted policy counts
 }
 
 // checked is the result for one document in `policy validate -o json`.
@@ -100,7 +113,7 @@ type verdictOnDocument struct {
 }
 
 func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.Document, broken manifest.FileErrors,
-	namespace string, flags []string,
+	namespace string, flags []string, names namesCheck,
 ) error {
 	var verdicts []verdictOnDocument
 	if len(docs) > 0 {
@@ -113,8 +126,13 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		return fmt.Errorf("%s checked %d of %d documents; it may have another version", program, len(verdicts),
 			len(docs))
 	}
+	if names.againstNode {
+		if err := withDNSRulesInForce(ctx, inv, docs, verdicts, namespace); err != nil {
+			return err
+		}
+	}
 	all := make([]checked, 0, len(docs))
-	refused, closed := 0, 0
+	refused, closed, without := 0, 0, 0
 	for i, d := range docs {
 		key := policykind.Complete(d.Key, namespace)
 		one := checked{
@@ -126,6 +144,9 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 			refused++
 		} else if slices.ContainsFunc(one.Notes, unsupported) {
 			closed++
+		}
+		if slices.ContainsFunc(one.Notes, withoutDNSRule) {
+			without++
 		}
 		all = append(all, one)
 	}
@@ -147,7 +168,11 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 				fmt.Fprintln(w, docs[i].Problem("warning: "+field+": no such field; it would be ignored"))
 			}
 			for _, n := range d.Notes {
-				fmt.Fprintln(w, docs[i].Problem(noteLabel(n)+noteText(n)))
+				label := noteLabel(n)
+				if names.strict && withoutDNSRule(n) {
+					label = "error: "
+				}
+				fmt.Fprintln(w, docs[i].Problem(label+noteText(n)))
 			}
 		}
 		switch {
@@ -170,10 +195,56 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 	}); err != nil {
 		return err
 	}
-	if refused > 0 || len(broken) > 0 {
+	if refused > 0 || len(broken) > 0 || names.strict && without > 0 {
 		return invocation.ErrReported
 	}
 	return nil
+}
+
+// withDNSRulesInForce removes the notes about missing DNS rules that do not apply with the policies of the node. The
+// service checks the documents, and changes nothing.
+func withDNSRulesInForce(ctx context.Context, inv *invocation.Invocation, docs []manifest.Document,
+	verdicts []verdictOnDocument, namespace string,
+) error {
+	var sent []manifest.Document
+	var places []int
+	for i, v := range verdicts {
+		if len(v.Problems) == 0 {
+			sent, places = append(sent, docs[i]), append(places, i)
+		}
+	}
+	if !slices.ContainsFunc(verdicts, func(v verdictOnDocument) bool {
+		return slices.ContainsFunc(v.Notes, withoutDNSRule)
+	}) {
+		return nil
+	}
+	if err := manifest.Fits(sent); err != nil {
+		return err
+	}
+	r, err := invocation.Ask(ctx, inv, invocation.Policy, client.UpsertPolicies, &policyv1.UpsertPoliciesRequest{
+		Manifests: manifest.Join(sent), DefaultNamespace: namespace, ValidateOnly: true, AllowUnknownFields: true,
+	})
+	if err != nil {
+		return fmt.Errorf("check against the policies of this node: %w", manifest.InDocuments(err, sent))
+	}
+	if len(r.GetChanges()) != len(sent) {
+		return fmt.Errorf("the policy service checked %d of %d documents; it may have another version",
+			len(r.GetChanges()), len(sent))
+	}
+	for k, change := range r.GetChanges() {
+		v := &verdicts[places[k]]
+		v.Notes = slices.DeleteFunc(v.Notes, func(n *policyv1.PolicyNote) bool {
+			return withoutDNSRule(n) && !slices.ContainsFunc(change.GetNotes(), func(of *policyv1.PolicyNote) bool {
+				return withoutDNSRule(of) && of.GetField() == n.GetField()
+			})
+		})
+	}
+	return nil
+}
+
+// withoutDNSRule reports whether a note is about DNS names without a DNS rule.
+func withoutDNSRule(n *policyv1.PolicyNote) bool {
+	return n.GetKind() == policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_DNS_RULE
 }
 
 // allowLess returns the part of the summary about accepted policies that allow less than written, because of

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -94,6 +95,8 @@ type object struct {
 	judged  Verdict // cluster-wide
 	verdict Verdict // judged, and what some nodes refuse
 	said    Event
+	// usesNames and hasDNSRule are as in evaluation.Outcome.
+	usesNames, hasDNSRule bool
 }
 
 // New returns a Writer. It owns the evaluator.
@@ -154,6 +157,9 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[evaluation.Key, eval
 	if err != nil {
 		return err
 	}
+	if keys, err = w.judgeNames(ctx, c, keys, judged); err != nil {
+		return err
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for k := range c.Deletes {
@@ -173,7 +179,7 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[evaluation.Key, eval
 			continue
 		}
 		v := Judge(k.Kind, judged[k])
-		o.judged = v
+		o.judged, o.usesNames, o.hasDNSRule = v, judged[k].UsesNames, judged[k].HasDNSRule
 		v = v.on(w.nodes(k))
 		if _, ok := c.Upserts[k]; !ok && v == o.verdict {
 			continue
@@ -183,6 +189,35 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[evaluation.Key, eval
 	}
 	w.notify()
 	return nil
+}
+
+// judgeNames adds the objects with DNS names to the evaluated ones if an object with a DNS rule has changed, because
+// their notes depend on the DNS rules of all objects.
+func (w *Writer) judgeNames(ctx context.Context, c watch.Changes[evaluation.Key, evaluation.Object],
+	keys []evaluation.Key, judged map[evaluation.Key]evaluation.Outcome,
+) ([]evaluation.Key, error) {
+	w.mu.Lock()
+	had := func(k evaluation.Key) bool { return w.objects[k] != nil && w.objects[k].hasDNSRule }
+	changed := false
+	for k := range c.Deletes {
+		changed = changed || had(k)
+	}
+	for k := range c.Upserts {
+		changed = changed || had(k) || judged[k].HasDNSRule
+	}
+	var others []evaluation.Key
+	for k, o := range w.objects {
+		if _, ok := judged[k]; changed && !ok && o.usesNames {
+			others = append(others, k)
+		}
+	}
+	w.mu.Unlock()
+	if len(others) == 0 {
+		return keys, nil
+	}
+	more, err := w.Outcomes(ctx, others)
+	maps.Copy(judged, more)
+	return append(keys, others...), err
 }
 
 // Complete implements watch.Sink.

@@ -282,6 +282,43 @@ func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
 	})
 }
 
+// TestChangedDNSRuleJudgesPoliciesWithNames: the note about a missing DNS rule depends on the DNS rules of other
+// objects.
+func TestChangedDNSRuleJudgesPoliciesWithNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var missing evaluation.Notes
+		missing.Add(evaluation.NoteNoDNSRule, "spec.egress[0].toFQDNs", "no DNS rule selects these pods")
+		without := evaluation.Outcome{InForce: true, UsesNames: true, Notes: missing}
+		with := evaluation.Outcome{InForce: true, UsesNames: true}
+		dns, other := evaluation.Outcome{InForce: true, HasDNSRule: true}, evaluation.Outcome{InForce: true}
+		o := &each{opinions: map[string]evaluation.Outcome{"names": without, "other": other}}
+		api := &server{}
+		w := newWriter(o, api, always{}, slog.New(slog.DiscardHandler))
+		defer lead(t, w)()
+		change := func(name string, outcomes map[string]evaluation.Outcome, want ...string) {
+			t.Helper()
+			o.mu.Lock()
+			o.opinions = outcomes
+			o.mu.Unlock()
+			apply(t, w, told(ciliumPolicy, name, name, "1", ""))
+			synctest.Wait()
+			written := api.take()
+			slices.Sort(written)
+			if !slices.Equal(written, want) {
+				t.Errorf("after a change of %s: written %q, want %q", name, written, want)
+			}
+		}
+		outcomes := func(names, dns evaluation.Outcome) map[string]evaluation.Outcome {
+			return map[string]evaluation.Outcome{"names": names, "dns": dns, "other": other}
+		}
+		change("other", outcomes(without, other), "status other@1")
+		change("names", outcomes(without, other), "status names@1")
+		change("dns", outcomes(with, dns), "status dns@1", "status names@1")
+		change("dns", outcomes(without, other), "status dns@1", "status names@1")
+		change("other", outcomes(with, other), "status other@1") // the outcome of names is not queried
+	})
+}
+
 // TestObjectsThatAListingLacksAreForgotten: listed objects are kept.
 func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

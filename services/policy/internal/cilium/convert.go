@@ -212,6 +212,12 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 		if eg.Authentication.asked() {
 			continue
 		}
+		if spec.Names == "" && len(eg.ToFQDNs) > 0 {
+			spec.Names = p + ".toFQDNs"
+		}
+		spec.HasDNSRule = spec.HasDNSRule || slices.ContainsFunc(eg.ToPorts, func(r PortRule) bool {
+			return r.Rules != nil && len(r.Rules.DNS) > 0
+		})
 		c.rules(&spec, policytable.Egress, false, p, c.egressPeers(&eg.EgressPeers, eg.ToFQDNs, false), eg.ToPorts, eg.ICMPs)
 	}
 	for i := range r.EgressDeny {

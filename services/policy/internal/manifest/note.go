@@ -21,11 +21,13 @@ const (
 	NoteSelectsNothing
 	// NoteNoEffect: a field of the kind is not supported, and no verdict depends on it.
 	NoteNoEffect
+	// NoteNoDNSRule: the policy allows DNS names, and no DNS rule selects its endpoints.
+	NoteNoDNSRule
 )
 
 // String returns the name of the kind in messages.
 func (k NoteKind) String() string {
-	return [...]string{"", "unsupported", "canonical", "isolates", "selects-nothing", "no-effect"}[k]
+	return [...]string{"", "unsupported", "canonical", "isolates", "selects-nothing", "no-effect", "no-dns-rule"}[k]
 }
 
 // Note is a remark about an accepted manifest for its author.

@@ -54,7 +54,7 @@ func (o *Owner) Apply(ctx context.Context, r Request) (Outcome, error) {
 	if err != nil {
 		return out, err
 	}
-	return out, o.noteSelection(ctx, docs, out.Changes)
+	return out, o.addNotes(ctx, docs, out.Changes)
 }
 
 // Replace replaces all policies of a manager with the policies of the request. Afterwards the manager counts as
@@ -79,15 +79,22 @@ func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 	if err != nil {
 		return out, err
 	}
-	return out, o.noteSelection(ctx, docs, out.Changes)
+	return out, o.addNotes(ctx, docs, out.Changes)
 }
 
 // noneSelected is the note for a policy that selects no endpoint of this node.
 var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selects no endpoint of this node"}
 
-// noteSelection adds a note to the change of each document that selects no endpoint of this node. changes[i] must be
-// the change of docs[i]; further elements are deletions. It runs in the caller's goroutine, not in the loop.
-func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, changes []Changed) error {
+// addNotes adds notes that depend on more than one document to the changes: that a document selects no endpoint of this
+// node, and that no DNS rule selects the endpoints of a document with DNS names. changes[i] must be the change of
+// docs[i]; further elements are deletions. It runs in the caller's goroutine, not in the loop.
+func (o *Owner) addNotes(ctx context.Context, docs []decode.Decoded, changes []Changed) error {
+	changed := make(map[policy.Key]bool, len(changes))
+	for _, c := range changes {
+		changed[c.Key] = true
+	}
+	usesNames := slices.ContainsFunc(docs, func(d decode.Decoded) bool { return d.Object.UsesNames() })
+	var dns policy.DNSRules
 	subjects, err := loop.Ask(ctx, o.loop, opOther, func() ([]label.Set, error) {
 		var out []label.Set
 		for _, s := range o.interests.all {
@@ -97,12 +104,19 @@ func (o *Owner) noteSelection(ctx context.Context, docs []decode.Decoded, change
 				}
 			}
 		}
+		if usesNames {
+			dns = o.policies.dnsRules(func(k policy.Key) bool { return !changed[k] })
+		}
 		return out, nil
 	})
 	if err != nil {
 		return err
 	}
+	for _, d := range docs {
+		dns.Add(d.Object)
+	}
 	for i, d := range docs {
+		changes[i].Notes = dns.WithNotes(d.Object, changes[i].Notes)
 		if d.Object.Group == nil && !slices.ContainsFunc(d.Object.Specs, func(spec rule.Spec) bool {
 			return slices.ContainsFunc(subjects, spec.Subject.Matches)
 		}) {

@@ -115,6 +115,9 @@ type Judged struct {
 	Refused string // why the newest version was not accepted
 	Dropped []string
 	Notes   manifest.Notes
+	// UsesNames is set if the notes depend on the DNS rules of other objects; HasDNSRule if the notes on other objects
+	// depend on the object.
+	UsesNames, HasDNSRule bool
 }
 
 // Judged returns the results for objects that were applied. They are the same as in ListPolicies, except for facts that
@@ -122,6 +125,7 @@ type Judged struct {
 func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key]Judged, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]Judged, error) {
 		out := make(map[policy.Key]Judged, len(keys))
+		var dns *policy.DNSRules // once it is needed
 		for _, k := range keys {
 			var j Judged
 			p := f.owner.policies.all[k]
@@ -130,6 +134,12 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 			}
 			if p != nil && p.Source == f.name {
 				j = Judged{InForce: p.inForce(), Broken: p.Broken, Exceeds: p.Exceeds, Dropped: p.Dropped, Notes: p.Notes}
+				if j.UsesNames, j.HasDNSRule = p.usesNames(), p.inForce() && p.object.HasDNSRule(); j.UsesNames {
+					if dns == nil {
+						dns = new(f.owner.policies.dnsRules(nil))
+					}
+					j.Notes = dns.WithNotes(p.object, p.Notes)
+				}
 			}
 			if _, ok := f.owner.places.folded[k]; ok {
 				j = Judged{InForce: true, Exceeds: f.owner.places.foldedWhy(k)}

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
@@ -471,4 +472,31 @@ func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Error("not ready although the objects are complete")
 	}
+}
+
+// TestOutcomeFollowsTheDNSRulesOfOtherObjects: the process that writes conditions notes names without a DNS rule.
+func TestOutcomeFollowsTheDNSRulesOfOtherObjects(t *testing.T) {
+	d, _ := objects(t, t.TempDir())
+	d.complete()
+	names := policy.Key{Kind: "CiliumNetworkPolicy", Namespace: "shop", Name: "names"}
+	dns := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "dns"}
+	want := func(what string, missing bool) {
+		t.Helper()
+		judged, err := d.Judged(t.Context(), []policy.Key{names, dns})
+		if err != nil {
+			t.Fatal(err)
+		}
+		noted := slices.ContainsFunc(judged[names].Notes, func(n manifest.Note) bool {
+			return n.Kind == manifest.NoteNoDNSRule
+		})
+		if noted != missing || !judged[names].UsesNames || judged[names].HasDNSRule || judged[dns].HasDNSRule == missing {
+			t.Errorf("%s: %+v and %+v, want a note: %t", what, judged[names], judged[dns], missing)
+		}
+	}
+	d.apply(map[policy.Key]policy.Written{names: object("cilium.io/v2", names,
+		`"spec":{"endpointSelector":{},"egress":[{"toFQDNs":[{"matchName":"a.b"}]}]}`)})
+	want("alone", true)
+	d.apply(map[policy.Key]policy.Written{dns: object("cilium.io/v2", dns, `"spec":{"endpointSelector":{},"egress":[`+
+		`{"toEntities":["all"],"toPorts":[{"ports":[{"port":"53"}],"rules":{"dns":[{"matchPattern":"*"}]}}]}]}`)})
+	want("with a DNS rule", false)
 }

@@ -71,6 +71,9 @@ func (p *Policy) source() source.Source { return source.Of(p.Source) }
 // inForce reports whether the engine has the policy, as written or isolating.
 func (p *Policy) inForce() bool { return p.object != nil && p.object.Key.Kind != "" }
 
+// usesNames reports whether the policy is accepted and allows DNS names.
+func (p *Policy) usesNames() bool { return p.inForce() && p.object.UsesNames() }
+
 // written returns the key that the text of the policy contains. For a document without a valid key, Key is only its
 // position.
 func (p *Policy) written() policy.Key {

@@ -52,6 +52,17 @@ func (s *policySet) remove(k policy.Key) {
 	}
 }
 
+// dnsRules returns the DNS rules of the accepted policies for which takes returns true; nil takes all.
+func (s *policySet) dnsRules(takes func(policy.Key) bool) policy.DNSRules {
+	var out policy.DNSRules
+	for k, p := range s.all {
+		if p.inForce() && (takes == nil || takes(k)) {
+			out.Add(p.object)
+		}
+	}
+	return out
+}
+
 // replace changes policies, and returns a function that undoes the change.
 func (s *policySet) replace(puts []*Policy, gone []policy.Key) (undo func()) {
 	former := make(map[policy.Key]*Policy, len(puts)+len(gone))

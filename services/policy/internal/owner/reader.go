@@ -78,6 +78,7 @@ func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		revision uint64
 		subjects *engine.Subjects
 		subject  *peer.Identity // subject of the filter; nil: unknown
+		dns      policy.DNSRules
 	}
 	takes := func(k policy.Key) bool {
 		return (f.Kind == "" || k.Kind == f.Kind) && (f.Namespace == "" || k.Namespace == f.Namespace) && (f.Name == "" || k.Name == f.Name)
@@ -102,6 +103,9 @@ func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 			}
 			c.list = append(c.list, l)
 		}
+		if slices.ContainsFunc(c.list, func(l Listed) bool { return l.usesNames() }) {
+			c.dns = r.policies.dnsRules(nil)
+		}
 		if f.Subject == 0 && f.Manager == nil {
 			c.list = append(c.list, r.withoutPolicy(c.list, takes)...)
 		}
@@ -114,6 +118,7 @@ func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 		}
 		if l.inForce() {
 			l.Subjects = c.subjects.Selected(l.object)
+			l.Notes = c.dns.WithNotes(l.object, l.Notes)
 			if len(l.Subjects) == 0 && l.object.Group == nil {
 				l.Notes = append(slices.Clone(l.Notes), noneSelected)
 			}

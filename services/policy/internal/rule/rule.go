@@ -244,4 +244,8 @@ type Spec struct {
 	// DefaultDeny is set if the direction denies connections that no rule matches.
 	DefaultDeny [2]bool
 	Rules       []*Rule
+	// Names is the path of the first list of DNS names among the peers of egress rules (toFQDNs); empty without one.
+	Names string
+	// HasDNSRule is set if a rule restricts DNS queries. A DNS proxy learns names from the answers to such queries.
+	HasDNSRule bool
 }

@@ -183,6 +183,40 @@ func (s Selector) Matches(labels label.Set) bool {
 	return true
 }
 
+// Implies reports whether the other selector also matches every label set that s matches. It compares the requirements
+// one by one: false can also mean that only several requirements together imply one of the other selector.
+func (s Selector) Implies(other Selector) bool {
+	if s == other {
+		return true
+	}
+	return !slices.ContainsFunc(other.Requirements(), func(want Requirement) bool {
+		return !slices.ContainsFunc(s.Requirements(), func(r Requirement) bool { return r.implies(want) })
+	})
+}
+
+// implies reports whether every label set that satisfies r also satisfies the other requirement.
+func (r Requirement) implies(other Requirement) bool {
+	if r.Key != other.Key {
+		return false
+	}
+	within := func(some, all []string) bool {
+		return !slices.ContainsFunc(some, func(v string) bool { return !slices.Contains(all, v) })
+	}
+	switch other.Op {
+	case In, Exists: // a label of one source is a label of any source
+		if other.Source != "" && other.Source != r.Source {
+			return false
+		}
+		return r.Op == In && (other.Op == Exists || within(r.Values, other.Values)) || r.Op == Exists && other.Op == Exists
+	case NotIn, DoesNotExist: // a label that no source has is a label that the one source does not have
+		if r.Source != "" && r.Source != other.Source {
+			return false
+		}
+		return r.Op == DoesNotExist || r.Op == NotIn && other.Op == NotIn && within(other.Values, r.Values)
+	}
+	return false
+}
+
 // Contradiction returns the reason for which no label set with one value per key can match; empty if one can. It
 // compares only requirements with the same source.
 func (s Selector) Contradiction() string {

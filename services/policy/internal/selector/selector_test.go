@@ -65,6 +65,70 @@ func TestEqualSelectorsHaveEqualTexts(t *testing.T) {
 	}
 }
 
+// TestImpliedSelectorsMatchMore compares Implies with the definition: on every label set over two keys and two sources.
+func TestImpliedSelectorsMatchMore(t *testing.T) {
+	values := [][]string{{"x"}, {"y"}, {"x", "y"}}
+	var reqs []Requirement
+	for _, key := range []string{"a", "b"} {
+		for _, source := range []string{"", "k8s", "cni"} {
+			for _, v := range values {
+				reqs = append(reqs, Requirement{Source: source, Key: key, Op: In, Values: v},
+					Requirement{Source: source, Key: key, Op: NotIn, Values: v})
+			}
+			reqs = append(reqs, Requirement{Source: source, Key: key, Op: Exists},
+				Requirement{Source: source, Key: key, Op: DoesNotExist})
+		}
+	}
+	var sets []label.Set
+	for i := range 4 * 4 * 4 {
+		var ls []label.Label
+		for k, place := range []label.Label{{Source: "k8s", Key: "a"}, {Source: "cni", Key: "a"}, {Source: "k8s", Key: "b"}} {
+			if v := i >> (2 * k) & 3; v > 0 {
+				place.Value = string("-xyz"[v])
+				ls = append(ls, place)
+			}
+		}
+		sets = append(sets, label.NewSet(ls...))
+	}
+	implied := 0
+	for _, a := range reqs {
+		for _, b := range reqs {
+			if !New(a).Implies(New(b)) {
+				continue
+			}
+			implied++
+			for _, ls := range sets {
+				if New(a).Matches(ls) && !New(b).Matches(ls) {
+					t.Fatalf("%s implies %s, but only the first matches %v", a.text(), b.text(), ls)
+				}
+			}
+		}
+	}
+	if implied < len(reqs) {
+		t.Errorf("%d pairs are implied, but each of %d requirements implies itself", implied, len(reqs))
+	}
+	web := New(Requirement{Source: "k8s", Key: "a", Op: In, Values: []string{"x"}},
+		Requirement{Key: "b", Op: NotIn, Values: []string{"x", "y"}})
+	for _, wider := range []Selector{
+		{},
+		web, New(Requirement{Key: "a", Op: Exists}), New(Requirement{Key: "a", Op: In, Values: []string{"x", "z"}}),
+		New(Requirement{Source: "k8s", Key: "b", Op: NotIn, Values: []string{"y"}}),
+	} {
+		if !web.Implies(wider) {
+			t.Errorf("%s does not imply %s", web, wider)
+		}
+	}
+	for _, narrower := range []Selector{
+		New(Requirement{Source: "cni", Key: "a", Op: Exists}), New(Requirement{Key: "b", Op: DoesNotExist}),
+		New(Requirement{Key: "c", Op: DoesNotExist}),
+		New(Requirement{Source: "k8s", Key: "a", Op: In, Values: []string{"y"}}),
+	} {
+		if web.Implies(narrower) {
+			t.Errorf("%s implies %s", web, narrower)
+		}
+	}
+}
+
 func TestParseOp(t *testing.T) {
 	for _, o := range []Op{In, NotIn, Exists, DoesNotExist} {
 		if got, ok := ParseOp(o.String()); !ok || got != o {

@@ -78,6 +78,56 @@ func TestUnsupportedConditionsAllowNothingAndDenyAll(t *testing.T) {
 	}
 }
 
+// TestNamesWithoutDNSRuleAreNotedBesideOthers: DNS rules of accepted policies count, and the list follows changes of
+// other policies.
+func TestNamesWithoutDNSRuleAreNotedBesideOthers(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	const head = "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: NAME, namespace: shop}\n" +
+		"spec:\n  endpointSelector: {matchLabels: {app: db}}\n  egress:\n"
+	policy := func(name, egress string) string { return strings.Replace(head, "NAME", name, 1) + egress }
+	names := policy("names", "  - {toFQDNs: [{matchName: a.b}]}\n")
+	dns := policy("dns", "  - {toEntities: [all], toPorts: [{ports: [{port: '53', protocol: ANY}], "+
+		"rules: {dns: [{matchPattern: '*'}]}}]}\n")
+	plain := policy("dns", "  - {toEntities: [all]}\n")
+	missing := func(notes []*policyv1.PolicyNote) (n int) {
+		for _, x := range notes {
+			if x.GetKind() == policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_DNS_RULE {
+				n++
+			}
+		}
+		return n
+	}
+	try := func(what, manifests string, validate bool, want int) {
+		t.Helper()
+		out, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{
+			Manifests: []byte(manifests), ValidateOnly: validate,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := missing(out.GetChanges()[0].GetNotes()); got != want {
+			t.Errorf("%s: %d notes about a missing DNS rule, want %d", what, got, want)
+		}
+	}
+	listed := func(what string, want int) {
+		t.Helper()
+		if got := missing(s.list()["names"].GetNotes()); got != want {
+			t.Errorf("%s: listed with %d notes about a missing DNS rule, want %d", what, got, want)
+		}
+	}
+	try("alone", names, true, 1)
+	try("with the rule", names+"---\n"+dns, true, 0)
+	try("alone", names, false, 1)
+	listed("alone", 1)
+	s.apply(dns)
+	listed("with the accepted rule", 0)
+	try("with the accepted rule", names, true, 0)
+	try("with a request that removes the rule", names+"---\n"+plain, true, 1)
+	s.apply(plain)
+	listed("without the rule again", 1)
+}
+
 // TestFieldWithoutEffectIsNotConverted: a text for flow logs changes no rule, so there is no warning.
 func TestFieldWithoutEffectIsNotConverted(t *testing.T) {
 	s := serve(t)

@@ -48,6 +48,7 @@ type policy struct {
 	Table        *policyv1.GetPolicyTableResponse
 
 	SelectsNothing bool
+	NoDNSRule      bool // for fields that are not supported
 
 	Names    []*policyv1.LearnedName
 	Listed   *policyv1.ListNamesRequest
@@ -120,6 +121,13 @@ func (f *policy) UpsertPolicies(_ context.Context, r *policyv1.UpsertPoliciesReq
 				Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_UNSUPPORTED, Field: "spec.unsupported",
 				Text: "not supported by Sluice: " + d.Spec.Unsupported,
 			}}
+		}
+		if d.Spec.Unsupported != "" && f.NoDNSRule {
+			change.Notes = append(change.Notes,
+				&policyv1.PolicyNote{
+					Kind: policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_DNS_RULE, Field: "spec.unsupported",
+					Text: "no DNS rule selects these pods",
+				})
 		}
 		if f.SelectsNothing {
 			change.Notes = append(change.Notes,

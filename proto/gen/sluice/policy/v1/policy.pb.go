@@ -180,6 +180,9 @@ const (
 	PolicyNoteKind_POLICY_NOTE_KIND_SELECTS_NOTHING PolicyNoteKind = 4
 	// The field has no effect here, and support for it would change no verdict.
 	PolicyNoteKind_POLICY_NOTE_KIND_NO_EFFECT PolicyNoteKind = 5
+	// The policy allows DNS names (toFQDNs), and no DNS rule of any policy selects its endpoints. A DNS
+	// proxy then learns no addresses for the names. The text has a DNS rule that would help.
+	PolicyNoteKind_POLICY_NOTE_KIND_NO_DNS_RULE PolicyNoteKind = 6
 )
 
 // Enum value maps for PolicyNoteKind.
@@ -191,6 +194,7 @@ var (
 		3: "POLICY_NOTE_KIND_ISOLATES",
 		4: "POLICY_NOTE_KIND_SELECTS_NOTHING",
 		5: "POLICY_NOTE_KIND_NO_EFFECT",
+		6: "POLICY_NOTE_KIND_NO_DNS_RULE",
 	}
 	PolicyNoteKind_value = map[string]int32{
 		"POLICY_NOTE_KIND_UNSPECIFIED":     0,
@@ -199,6 +203,7 @@ var (
 		"POLICY_NOTE_KIND_ISOLATES":        3,
 		"POLICY_NOTE_KIND_SELECTS_NOTHING": 4,
 		"POLICY_NOTE_KIND_NO_EFFECT":       5,
+		"POLICY_NOTE_KIND_NO_DNS_RULE":     6,
 	}
 )
 
@@ -3981,14 +3986,15 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x19ERROR_REASON_TABLE_FORMAT\x10\x11\x12\x1a\n" +
 	"\x16ERROR_REASON_SET_EMPTY\x10\x12\x12!\n" +
 	"\x1dERROR_REASON_FILE_NOT_MISSING\x10d\x12%\n" +
-	"!ERROR_REASON_ADDRESS_NOT_RESOLVED\x10x*\xd9\x01\n" +
+	"!ERROR_REASON_ADDRESS_NOT_RESOLVED\x10x*\xfb\x01\n" +
 	"\x0ePolicyNoteKind\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cPOLICY_NOTE_KIND_UNSUPPORTED\x10\x01\x12\x1e\n" +
 	"\x1aPOLICY_NOTE_KIND_CANONICAL\x10\x02\x12\x1d\n" +
 	"\x19POLICY_NOTE_KIND_ISOLATES\x10\x03\x12$\n" +
 	" POLICY_NOTE_KIND_SELECTS_NOTHING\x10\x04\x12\x1e\n" +
-	"\x1aPOLICY_NOTE_KIND_NO_EFFECT\x10\x05*\xa8\x01\n" +
+	"\x1aPOLICY_NOTE_KIND_NO_EFFECT\x10\x05\x12 \n" +
+	"\x1cPOLICY_NOTE_KIND_NO_DNS_RULE\x10\x06*\xa8\x01\n" +
 	"\n" +
 	"ChangeType\x12\x1b\n" +
 	"\x17CHANGE_TYPE_UNSPECIFIED\x10\x00\x12\x17\n" +

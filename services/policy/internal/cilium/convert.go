@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/kit/nearest"
-	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -280,12 +279,7 @@ func (c *converter) egressPeers(p *EgressPeers, fqdns []FQDN, deny bool) peers {
 
 func (c *converter) names(f FQDN) []rule.NamePeer {
 	var out []rule.NamePeer
-	if f.MatchName != nil {
-		p, _ := dnsname.Name(*f.MatchName)
-		out = append(out, rule.NamePeer{Pattern: p, Reach: c.reach(128)})
-	}
-	if f.MatchPattern != nil {
-		p, _ := dnsname.Parse(*f.MatchPattern)
+	for _, p := range patterns(f) {
 		out = append(out, rule.NamePeer{Pattern: p, Reach: c.reach(128)})
 	}
 	return out
@@ -422,16 +416,22 @@ func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, p
 		return
 	}
 	digest := p.Digest()
-	add := func(path string, action policytable.Action, proxy policytable.Proxy, list []rule.Port, all bool) {
+	add := func(path string, in *PortRule, list []rule.Port, all bool) {
 		if !all && len(list) == 0 {
 			return
 		}
 		r := &rule.Rule{
-			Source: c.source, Direction: d, Tier: policytable.Normal, Action: action, Proxy: proxy,
+			Source: c.source, Direction: d, Tier: policytable.Normal, Action: policytable.Allow,
 			Peers: p.Peers, Ports: list, AllPorts: all,
 		}
-		if deny {
-			r.Action, r.Proxy = policytable.Deny, policytable.NoProxy
+		switch {
+		case deny:
+			r.Action = policytable.Deny
+		case in != nil:
+			r.Action, r.Proxy = layer7Action(in, c.options)
+			if r.Action == policytable.Redirect {
+				r.Layer7 = layer7Rules(in)
+			}
 		}
 		r.Source.Path = path
 		spec.Rules = append(spec.Rules, r.SealWith(digest))
@@ -443,48 +443,19 @@ func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, p
 			for _, f := range r.Fields {
 				list = append(list, icmpPorts(f)...)
 			}
-			add(path+".icmps["+strconv.Itoa(i)+"]", policytable.Allow, policytable.NoProxy, list, false)
+			add(path+".icmps["+strconv.Itoa(i)+"]", nil, list, false)
 		}
 	case len(ports) == 0:
-		add(path, policytable.Allow, policytable.NoProxy, nil, true)
+		add(path, nil, nil, true)
 	default:
 		for i := range ports {
-			action, proxy := layer7(&ports[i], c.options)
 			var list []rule.Port
 			for _, pp := range ports[i].Ports {
 				list = append(list, convertPort(pp)...)
 			}
-			add(path+".toPorts["+strconv.Itoa(i)+"]", action, proxy, list, false)
+			add(path+".toPorts["+strconv.Itoa(i)+"]", &ports[i], list, false)
 		}
 	}
-}
-
-// everyName reports whether one of the DNS rules allows every query. No proxy then needs to inspect the queries.
-func everyName(list []FQDN) bool {
-	return slices.ContainsFunc(list, func(f FQDN) bool {
-		return f.MatchName == nil && f.MatchPattern != nil && strings.TrimSpace(*f.MatchPattern) == "*"
-	})
-}
-
-// forwarded reports whether the DNS rules of a port rule are equivalent to a plain allow.
-func forwarded(r *PortRule, o rule.Options) bool {
-	return o.WithoutDNSProxy && r.Rules != nil && everyName(r.Rules.DNS)
-}
-
-// layer7 returns the action and the proxy for a port rule. Empty lists of requests, and DNS rules for every name
-// without a proxy, are a plain allow.
-func layer7(r *PortRule, o rule.Options) (policytable.Action, policytable.Proxy) {
-	switch {
-	case r.Listener != nil:
-		return policytable.Redirect, policytable.ProxyListener
-	case r.Rules != nil && len(r.Rules.DNS) > 0 && !forwarded(r, o):
-		return policytable.Redirect, policytable.ProxyDNS
-	case r.Rules != nil && len(r.Rules.HTTP) > 0:
-		return policytable.Redirect, policytable.ProxyHTTP
-	case len(r.ServerNames) > 0 || r.TerminatingTLS != nil || r.OriginatingTLS != nil:
-		return policytable.Redirect, policytable.ProxyTLS
-	}
-	return policytable.Allow, policytable.NoProxy
 }
 
 // convertPort converts an entry to port ranges. Port 0 means all ports of the protocol, and endPort is then ignored. It

@@ -83,6 +83,11 @@ func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Not
 			ns.Unsupported(p+".rules.dns", "DNS rules%s", isDropped)
 		case r.Rules != nil && len(r.Rules.HTTP) > 0:
 			ns.Unsupported(p+".rules.http", "HTTP rules%s", isDropped)
+			for j := range r.Rules.HTTP {
+				if why := r.Rules.HTTP[j].allowsNothing(); why != "" {
+					ns.Add(manifest.NoteUnsupported, p+".rules.http["+strconv.Itoa(j)+"]", "%s%s", why, allowsNothing)
+				}
+			}
 		case len(r.ServerNames) > 0:
 			ns.Unsupported(p+".serverNames", "TLS server names%s", isDropped)
 		case r.TerminatingTLS != nil:

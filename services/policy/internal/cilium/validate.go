@@ -451,7 +451,8 @@ func (v *validator) listener(p string, l *Listener, d policytable.Direction, l7 
 func (v *validator) regexp(path, text string) {
 	// Parsing is enough to validate the expression; compiling would expand repetitions.
 	if _, err := syntax.Parse(text, syntax.Perl); err != nil {
-		v.Add(path, "%v", err)
+		v.Add(path, "%v; write a regular expression in the syntax RE2, with \\ before each character that is meant literally",
+			err)
 	}
 }
 

@@ -317,13 +317,13 @@ func checkEnforced(t *testing.T, f *Field, got outcome, text string, options rul
 func checkConverted(t *testing.T, f *Field, got outcome, text string) {
 	t.Helper()
 	whole := cmp.Or(f.of, f)
+	becomes, _, _ := strings.Cut(strings.ReplaceAll(whole.row.becomes, ";", ","), ",")
 	note, path := "", ""
-	for p, n := range got.unsupported() {
-		if manifest.Within(p, whole.at()) {
+	for p, n := range got.unsupported() { // further notes can say why the value could not be used
+		if manifest.Within(p, whole.at()) && !strings.Contains(note, becomes) {
 			note, path = n, p
 		}
 	}
-	becomes, _, _ := strings.Cut(strings.ReplaceAll(whole.row.becomes, ";", ","), ",")
 	if note == "" || !strings.Contains(note, becomes) {
 		t.Errorf("noted %v, want one at %s with %q\n%s", got.unsupported(), whole.at(), becomes, text)
 	}

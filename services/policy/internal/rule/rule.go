@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
@@ -102,7 +103,9 @@ type Rule struct {
 	Index     int32 // position in its policy if the order matters, otherwise 0
 	Action    policytable.Action
 	Proxy     policytable.Proxy // for Redirect
-	Peers     Peers
+	// Layer7 lists what a Redirect rule allows within a connection; nil: nothing.
+	Layer7 *layer7.Rules
+	Peers  Peers
 	// Ports are the ports of the rule. AllPorts means every protocol and port. If AllPorts is not set, an empty
 	// list means no ports.
 	AllPorts bool
@@ -129,7 +132,13 @@ func (r *Rule) Digest() Digest { return r.digest }
 // Content returns the canonical text of the rule: everything that affects verdicts, without the source location.
 func (r *Rule) Content() string { return r.head() + r.Peers.Content() + ";" + r.ports() }
 
-func (r *Rule) head() string { return fmt.Sprintf("%s %s %s;", r.Direction, r.Action, r.Proxy) }
+func (r *Rule) head() string {
+	head := fmt.Sprintf("%s %s %s;", r.Direction, r.Action, r.Proxy)
+	if r.Layer7 != nil {
+		head += fmt.Sprintf("%q;", r.Layer7.Content())
+	}
+	return head
+}
 
 // Digest returns the digest of Content.
 func (p Peers) Digest() Digest { return sha256.Sum256([]byte(p.Content())) }
@@ -175,6 +184,9 @@ func (r *Rule) ports() string {
 // Weight returns the number of peers and ports that the rule lists.
 func (r *Rule) Weight() int {
 	n := 1 + len(r.Ports) + len(r.Peers.Selectors) + len(r.Peers.Names)
+	if r.Layer7 != nil {
+		n += len(r.Layer7.DNS) + len(r.Layer7.HTTP) + len(r.Layer7.ServerNames)
+	}
 	for _, x := range r.Peers.Networks {
 		n += 1 + len(x.Except)
 	}

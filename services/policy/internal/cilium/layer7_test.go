@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cilium
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+)
+
+// policyWith returns a policy with one port rule on egress.
+func policyWith(t *testing.T, portRule string) *NetworkPolicy {
+	t.Helper()
+	var p NetworkPolicy
+	text := `{"metadata": {"name": "p", "namespace": "n"},
+		"spec": {"endpointSelector": {}, "egress": [{"toPorts": [` + portRule + `]}]}}`
+	if err := json.Unmarshal([]byte(text), &p); err != nil {
+		t.Fatal(err)
+	}
+	if ps := p.Validate(true, rule.Options{}); len(ps) > 0 {
+		t.Fatalf("%s: %v", portRule, ps)
+	}
+	return &p
+}
+
+func TestLayer7RulesReachTheRule(t *testing.T) {
+	const tcp = `"ports": [{"port": "80", "protocol": "TCP"}]`
+	for _, c := range []struct {
+		name, rule string
+		proxy      policytable.Proxy
+		want       string
+	}{
+		{
+			"dns", `{` + tcp + `, "rules": {"dns": [{"matchName": "B.example"}, {"matchPattern": "*.a.example."}]}}`,
+			policytable.ProxyDNS, "dns *.a.example.\ndns b.example.",
+		},
+		{
+			"http", `{` + tcp + `, "rules": {"http": [{"method": "GET", "path": "/a.*", "host": "h"}, {}]}}`,
+			policytable.ProxyHTTP, `http "" "" ""` + "\n" + `http "GET" "/a.*" "h"`,
+		},
+		{
+			"headers", `{` + tcp + `, "rules": {"http": [{"headers": ["X-Here", "X-Is: a b", "X-Bare c"]}]}}`,
+			policytable.ProxyHTTP,
+			`http "" "" "" header "x-bare" "c" true header "x-here" "" false header "x-is" "a b" true`,
+		},
+		{
+			"header matches", `{` + tcp + `,
+				"rules": {"http": [{"headerMatches": [{"name": "X", "value": "v", "mismatch": "ADD"}]}]}}`,
+			policytable.ProxyHTTP, `http "" "" "" match "x" "v" 2`,
+		},
+		{
+			"server names", `{` + tcp + `, "serverNames": ["*.example.com"]}`,
+			policytable.ProxyTLS, "server *.example.com.",
+		},
+		{
+			"a host that is no expression", `{` + tcp + `, "rules": {"http": [{"host": "*"}]}}`,
+			policytable.ProxyHTTP, "",
+		},
+		{
+			"no header name", `{` + tcp + `, "rules": {"http": [{"headers": [""]}]}}`,
+			policytable.ProxyHTTP, "",
+		},
+		{
+			"a secret", `{` + tcp + `,
+				"rules": {"http": [{"headerMatches": [{"name": "X", "secret": {"name": "s"}}]}]}}`,
+			policytable.ProxyHTTP, "",
+		},
+		{
+			"termination", `{` + tcp + `, "terminatingTLS": {"secret": {"name": "s"}}, "rules": {"http": [{}]}}`,
+			policytable.ProxyHTTP, "",
+		},
+		{
+			"a proxy of the user", `{` + tcp + `, "listener": {"name": "l", "envoyConfig": {"name": "e"}}}`,
+			policytable.ProxyListener, "",
+		},
+	} {
+		p := policyWith(t, c.rule)
+		rules := p.Rules(true, rule.Options{})[0].Rules
+		if len(rules) != 1 || rules[0].Action != policytable.Redirect || rules[0].Proxy != c.proxy ||
+			rules[0].Layer7 == nil {
+			t.Errorf("%s: rules %+v", c.name, rules)
+			continue
+		}
+		if got := rules[0].Layer7.Content(); got != c.want {
+			t.Errorf("%s: content %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestHTTPRuleThatMatchesNothingIsNoted(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"host": "*"}`:       "host is not a regular expression: ",
+		`{"headers": ["X:"]}`: `"X:" is not a name of a header; write "Name" or "Name: value"`,
+		`{"headerMatches": [{"name": "X", "secret": {"name": "s"}}]}`: "; the rule allows nothing",
+	} {
+		const ports = `{"ports": [{"port": "80", "protocol": "TCP"}], `
+		p := policyWith(t, ports+`"rules": {"http": [`+text+`]}}`)
+		found := false
+		for _, n := range p.Notes(rule.Options{}) {
+			found = found || n.Path == "spec.egress[0].toPorts[0].rules.http[0]" && strings.Contains(n.Text, want)
+		}
+		if !found {
+			t.Errorf("%s: notes %v, want %q", text, p.Notes(rule.Options{}), want)
+		}
+	}
+}
+
+// TestContentIsPartOfTheDigest: rules that allow other requests are different rules, so that neither replaces the other
+// in a table.
+func TestContentIsPartOfTheDigest(t *testing.T) {
+	digest := func(path string) rule.Digest {
+		p := policyWith(t, `{"ports": [{"port": "80", "protocol": "TCP"}], "rules": {"http": [{"path": "`+path+`"}]}}`)
+		return p.Rules(true, rule.Options{})[0].Rules[0].Digest()
+	}
+	first, again := digest("/a"), digest("/a")
+	if first == digest("/b") || first != again {
+		t.Error("the digest does not follow the content")
+	}
+}

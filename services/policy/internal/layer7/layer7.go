@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package layer7 defines what rules allow within a connection: DNS queries, HTTP requests and TLS server names.
+//
+// Rules is the content of one rule of a policy. If several rules redirect the same connection, a Set is their union:
+// what one of them allows is allowed. Equal sets have equal digests, whatever the order of their rules.
+package layer7
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/model/dnsname"
+	"github.com/sluice-net/sluice/model/policytable"
+)
+
+// Rules lists what a rule allows. If all lists are empty, it allows nothing.
+type Rules struct {
+	DNS         []dnsname.Pattern // names that may be asked for
+	HTTP        []HTTP
+	ServerNames []dnsname.Pattern // names in the ClientHello of TLS
+}
+
+// HTTP allows the requests that match all its fields. An empty field matches every request.
+type HTTP struct {
+	// Method, Path and Host are regular expressions (RE2) for the whole value. Path includes the query.
+	Method, Path, Host string
+	Headers            []Header
+	Matches            []HeaderMatch
+}
+
+// Header is a header that a request must have.
+type Header struct {
+	Name  string
+	Value string // if HasValue is set
+	// HasValue is set if the header must have the value, and not only be present.
+	HasValue bool
+}
+
+// HeaderMatch is a header that a request should have. Mismatch is the action if it does not.
+type HeaderMatch struct {
+	Name, Value string
+	Mismatch    Mismatch
+}
+
+// Mismatch is the action for a request whose header has another value.
+type Mismatch uint8
+
+// The actions. All except Refuse let the request pass.
+const (
+	Refuse  Mismatch = iota // the rule does not allow the request
+	Log                     // report it
+	Add                     // add the header
+	Delete                  // remove the header
+	Replace                 // remove the header, and add it with the value
+)
+
+// mismatches are the names of the actions in manifests.
+var mismatches = []string{"", "LOG", "ADD", "DELETE", "REPLACE"}
+
+// ParseMismatch returns the action with a name in a manifest.
+func ParseMismatch(name string) (Mismatch, bool) {
+	i := slices.Index(mismatches, name)
+	return Mismatch(max(i, 0)), i >= 0 //nolint:gosec // an index of a short list
+}
+
+// String returns the name of the action in a manifest.
+func (m Mismatch) String() string { return mismatches[m] }
+
+// text returns the canonical text of the rule.
+func (h *HTTP) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "http %q %q %q", h.Method, h.Path, h.Host)
+	parts := make([]string, 0, len(h.Headers)+len(h.Matches))
+	for _, x := range h.Headers {
+		parts = append(parts, fmt.Sprintf(" header %q %q %t", strings.ToLower(x.Name), x.Value, x.HasValue))
+	}
+	for _, x := range h.Matches {
+		parts = append(parts, fmt.Sprintf(" match %q %q %d", strings.ToLower(x.Name), x.Value, x.Mismatch))
+	}
+	slices.Sort(parts)
+	for _, p := range slices.Compact(parts) {
+		b.WriteString(p)
+	}
+	return b.String()
+}
+
+// Content returns the canonical text: equal texts mean that the same is allowed.
+func (r *Rules) Content() string {
+	parts := make([]string, 0, len(r.DNS)+len(r.HTTP)+len(r.ServerNames))
+	for _, p := range r.DNS {
+		parts = append(parts, "dns "+p.String())
+	}
+	for i := range r.HTTP {
+		parts = append(parts, r.HTTP[i].text())
+	}
+	for _, p := range r.ServerNames {
+		parts = append(parts, "server "+p.String())
+	}
+	slices.Sort(parts)
+	return strings.Join(slices.Compact(parts), "\n")
+}
+
+// MaxEntries limits the rules of one set, so that a set fits into a message.
+const MaxEntries = 4096
+
+// maxText limits the size of the texts of one set.
+const maxText = 1 << 20
+
+// Digest identifies a set by its content.
+type Digest [sha256.Size]byte
+
+// Set is the union of the rules that redirect a connection. It is immutable.
+type Set struct {
+	// Proxy is the kind of proxy that evaluates the set.
+	Proxy policytable.Proxy
+	// All is set if a rule without layer 7 rules allows the connection. The lists are empty then.
+	All bool
+	// Rules lists what is allowed, without duplicates, in canonical order.
+	Rules
+
+	digest Digest
+	large  bool
+}
+
+// Union returns the union of rules. all reports whether a further rule allows the connection without layer 7 rules.
+func Union(proxy policytable.Proxy, all bool, list ...*Rules) *Set {
+	s := &Set{Proxy: proxy, All: all}
+	content := ""
+	if !all {
+		for _, r := range list {
+			if r != nil {
+				s.DNS = append(s.DNS, r.DNS...)
+				s.HTTP = append(s.HTTP, r.HTTP...)
+				s.ServerNames = append(s.ServerNames, r.ServerNames...)
+			}
+		}
+		s.DNS = ordered(s.DNS, dnsname.Pattern.String)
+		s.HTTP = ordered(s.HTTP, func(h HTTP) string { return h.text() })
+		s.ServerNames = ordered(s.ServerNames, dnsname.Pattern.String)
+		content = s.Content()
+	}
+	s.digest = sha256.Sum256(fmt.Appendf(nil, "%d %t\n%s", proxy, all, content))
+	s.large = len(s.DNS)+len(s.HTTP)+len(s.ServerNames) > MaxEntries || len(content) > maxText
+	return s
+}
+
+// ordered returns a list in the order of the texts, without duplicates.
+func ordered[E any](list []E, text func(E) string) []E {
+	type entry struct {
+		E    E
+		text string
+	}
+	entries := make([]entry, len(list))
+	for i, x := range list {
+		entries[i] = entry{x, text(x)}
+	}
+	slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.text, b.text) })
+	entries = slices.CompactFunc(entries, func(a, b entry) bool { return a.text == b.text })
+	out := make([]E, len(entries))
+	for i, x := range entries {
+		out[i] = x.E
+	}
+	return out
+}
+
+// Digest returns the digest of the content.
+func (s *Set) Digest() Digest { return s.digest }
+
+// TooLarge reports whether the set has more rules or longer texts than a message can hold. It gets no number then, so
+// its connections are refused.
+func (s *Set) TooLarge() bool { return s.large }

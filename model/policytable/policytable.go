@@ -117,7 +117,14 @@ type Rule struct {
 	Action Action
 	Tier   Tier
 	Proxy  Proxy // NoProxy unless Action is Redirect
+	// RuleSet is the number of the set of layer 7 rules that the proxy evaluates. With 0 the proxy must refuse the
+	// connection. It is 0 unless Action is Redirect.
+	RuleSet RuleSet
 }
+
+// RuleSet numbers the sets of layer 7 rules of a node. The same content has the same number as long as a table uses it,
+// in every run of the policy service.
+type RuleSet uint16
 
 // ID numbers the tables of one run of the policy service. Numbers are not reused.
 type ID uint64

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -53,6 +54,11 @@ type numbered struct {
 	number uint16
 	ranges []port.Range // resolved; none for AllPorts
 	named  []rule.Port  // egress only: resolved for each peer
+	// base is the number in the program without joint rules; 0 for a joint rule.
+	base uint16
+	// members are the numbers of the rules that a joint rule joins.
+	members []uint16
+	set     *layer7.Set // for Redirect
 }
 
 // Program is a compiled rule set. It is immutable.
@@ -82,6 +88,15 @@ type Program struct {
 	groupsDigest  rule.Digest     // of the relevant parts of groups
 	closedLabels  label.Set       // labels of groups whose members are unknown
 	namedPrefixes bool
+
+	// joinable is set if several rules may redirect the same connection: see join.go.
+	joinable bool
+	member   []bool            // by number - 1: the rule can be a member of a joint rule
+	joints   map[string]uint16 // joint rules by the key of their members
+	plain    *Program          // without joint rules; nil: this program
+	now      []uint16          // by number in plain: number in this program
+	// shared contains, by scope, the joinable rules that match every peer of the scope.
+	shared [identity.PeerScopes][]uint16
 }
 
 // New sorts, numbers and indexes the rules.
@@ -100,7 +115,10 @@ func New(in Input) (*Program, error) {
 		if len(p.rules) >= table.MaxRules {
 			return nil, &table.ErrTooLarge{What: "rules", Got: len(rules), Limit: table.MaxRules}
 		}
-		n := numbered{Rule: r, number: uint16(len(p.rules) + 1)}
+		n := numbered{Rule: r, number: uint16(len(p.rules) + 1), base: uint16(len(p.rules) + 1)}
+		if r.Action == policytable.Redirect {
+			n.set = layer7.Union(r.Proxy, false, r.Layer7)
+		}
 		if r.Tier == policytable.Admin {
 			if admin++; admin > table.MaxAdminRules {
 				return nil, &table.ErrTooLarge{What: "rules in the Admin tier", Got: admin, Limit: table.MaxAdminRules}
@@ -116,16 +134,8 @@ func New(in Input) (*Program, error) {
 		}
 		p.Sources = append(p.Sources, []policytable.Source{r.Source})
 	}
-	p.place()
-	for i := range p.rules {
-		r, first := p.rules[i], uint16(i+1)
-		if i > 0 {
-			if b := p.rules[i-1]; b.Tier == r.Tier && b.Action == r.Action && b.Proxy == r.Proxy {
-				first = p.alike[i-1]
-			}
-		}
-		p.alike = append(p.alike, first)
-	}
+	p.joinable = joinable(p.rules)
+	p.index()
 	if p.grouped {
 		p.groups, p.groupsDigest = p.matter(in.Groups)
 		var closed []label.Label
@@ -138,6 +148,27 @@ func New(in Input) (*Program, error) {
 	}
 	p.hash()
 	return p, nil
+}
+
+// index computes everything that follows from the numbers of the rules.
+func (p *Program) index() {
+	p.findMembers()
+	p.place()
+	for i := range p.rules {
+		first := uint16(i + 1)
+		if i > 0 && sameEffect(&p.rules[i-1], &p.rules[i]) {
+			first = p.alike[i-1]
+		}
+		p.alike = append(p.alike, first)
+	}
+}
+
+// sameEffect reports whether it makes no difference for a connection which of two rules decides.
+func sameEffect(a, b *numbered) bool {
+	if a.Tier != b.Tier || a.Action != b.Action || a.Proxy != b.Proxy {
+		return false
+	}
+	return a.set == nil || b.set == nil || a.set.Digest() == b.set.Digest()
 }
 
 // same reports whether two rules are equal in the order of evaluation and have the same effect.
@@ -194,13 +225,21 @@ func (p *Program) place() {
 			p.namedPrefixes = p.namedPrefixes || len(r.named) > 0
 			p.grouped = p.grouped || len(r.Peers.Groups) > 0
 		}
+	}
+	for i := range p.rules {
+		r := &p.rules[i]
 		if r.Action == policytable.Deny && len(r.Peers.Selectors) > 0 {
 			p.unknown = append(p.unknown, r.number)
 		}
 		if !r.Peers.Any {
 			continue
 		}
-		if len(p.Selectors) > 0 && !r.AllPorts && !r.Peers.ExceptOwn && len(r.named) == 0 {
+		if p.joins(r.number) && len(r.named) == 0 {
+			// It is on both sides, so that it is in the lists of matching rules of both.
+			if p.hasPrefixes {
+				p.addrEveryone = append(p.addrEveryone, r.number)
+			}
+		} else if len(p.Selectors) > 0 && !r.AllPorts && !r.Peers.ExceptOwn && len(r.named) == 0 {
 			p.addrEveryone = append(p.addrEveryone, r.number)
 			continue
 		}
@@ -212,6 +251,7 @@ func (p *Program) place() {
 	}
 	slices.Sort(p.unknown)
 	p.unknown = slices.Compact(p.unknown)
+	p.share()
 }
 
 func (p *Program) hash() {
@@ -318,14 +358,24 @@ func (p *Program) UsesNames(numbers []uint16) bool {
 	return slices.ContainsFunc(numbers, func(n uint16) bool { return len(p.rules[n-1].named) > 0 })
 }
 
+// claim is a range of points that a rule covers.
+type claim struct {
+	port.Range
+	number uint16
+	admin  bool
+}
+
 // Function returns the intervals of a set of rules. Named ports are resolved with the peer's ports. If unknown is set,
 // a named port that cannot be resolved means all ports of its protocols in deny rules, and no port in other rules.
 func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown bool) []table.Interval {
-	type claim struct {
-		port.Range
-		number uint16
-		admin  bool
-	}
+	return p.Joined(numbers, ports, unknown, func([]uint16) {})
+}
+
+// Joined is Function. It also calls missing with the members of each joint rule that the intervals need and that the
+// program does not have; the intervals then have a rule that allows less.
+func (p *Program) Joined(
+	numbers []uint16, ports []workload.NamedPort, unknown bool, missing func(members []uint16),
+) []table.Interval {
 	var claims []claim
 	cuts := []uint64{0}
 	for _, n := range numbers {
@@ -382,6 +432,9 @@ func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown
 				values[i] = table.MakeValue(values[i].Admin(), c.number)
 			}
 		}
+	}
+	if p.joinable {
+		p.join(claims, cuts, values, missing)
 	}
 	out := make([]table.Interval, 0, len(cuts))
 	for i, v := range values {
@@ -657,8 +710,7 @@ func (p *Program) reached(active []int, groups []*policy.Group, entries []entry)
 		}
 	}
 	for s := range out {
-		slices.Sort(out[s])
-		out[s] = slices.Compact(out[s])
+		out[s] = p.withShared(identity.PeerScope(s), out[s]) //nolint:gosec // an index of an array
 	}
 	return out
 }
@@ -718,11 +770,9 @@ func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Plac
 	return numbers, ports
 }
 
-// WithEverywhere returns the rules of one address together with the rules for all addresses.
-func (p *Program) WithEverywhere(numbers []uint16) []uint16 {
-	out := append(slices.Clone(p.addrEveryone), numbers...)
-	slices.Sort(out)
-	return slices.Compact(out)
+// WithEverywhere returns the rules of one address, for peers of a scope, together with the rules for all addresses.
+func (p *Program) WithEverywhere(scope identity.PeerScope, numbers []uint16) []uint16 {
+	return p.withShared(scope, append(slices.Clone(p.addrEveryone), numbers...))
 }
 
 // Everywhere returns the rules of the address side that apply to all addresses.

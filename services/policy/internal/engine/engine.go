@@ -27,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/ruleset"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
@@ -54,6 +55,8 @@ type Config struct {
 	Tenant func(namespace string) (shares.Tenant, int)
 	// IdentityClasses is the number of identity classes that tenants divide. 0 means the constant IdentityClasses.
 	IdentityClasses int
+	// RuleSets numbers the sets of layer 7 rules; nil: a Registry that is not stored.
+	RuleSets *ruleset.Registry
 	// SplitRows is the number of table rows that tenants divide, for classes that a tenant's selectors split and that
 	// need rows in tables of other tenants. 0 means the constant SplitRows.
 	SplitRows int
@@ -134,8 +137,11 @@ type Engine struct {
 	crowded map[*live]struct{}
 	splits  *splits                // nil if identity classes are not divided among tenants
 	large   map[compile.Hash]error // programs that are too large for a table with any peers
-	freed   int                    // number of events that freed capacity in tables
-	coarse  bool                   // makes every table coarse, for tests
+	// defined tables with redirect rules
+	redirecting map[*live]struct{}
+	sets        *ruleset.Registry
+	freed       int  // number of events that freed capacity in tables
+	coarse      bool // makes every table coarse, for tests
 
 	counters  Counters
 	lastTable policytable.ID
@@ -165,6 +171,11 @@ func New(config Config) *Engine {
 		reduced:     make(map[*subject][2]*Reduction),
 		crowded:     make(map[*live]struct{}),
 		large:       make(map[compile.Hash]error),
+		redirecting: make(map[*live]struct{}),
+		sets:        config.RuleSets,
+	}
+	if e.sets == nil {
+		e.sets = ruleset.New(ruleset.Config{})
 	}
 	if config.Tenant != nil {
 		e.splits = newSplits(config.IdentityClasses, config.SplitRows)
@@ -228,6 +239,8 @@ func (e *Engine) Apply(c Change) error {
 			err = fmt.Errorf("apply learned addresses: %w", aerr)
 		}
 	}
+	e.addJoints()
+	e.renumber()
 	if e.freed+e.counters.Tables != room {
 		e.retryCrowded()
 		e.retryWaiting()
@@ -239,6 +252,7 @@ func (e *Engine) Apply(c Change) error {
 	for round := 0; round < 2 && e.divideClasses(); round++ {
 		e.retryMarked()
 	}
+	e.addJoints()
 	return err
 }
 
@@ -652,6 +666,9 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 			}
 			if e.splits != nil {
 				e.useTable(l, b.s)
+			}
+			if !l.defined && e.config.Tenant != nil { // a Preparation may refer to it already
+				l.payer, _ = e.config.Tenant(b.s.namespace)
 			}
 			l.refs++
 			if len(l.crowded) > 0 {

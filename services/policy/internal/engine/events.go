@@ -72,6 +72,7 @@ func (e *Engine) define(l *live) {
 		return
 	}
 	l.defined = true
+	e.nameSets(l)
 	if e.config.Events != nil {
 		l.sentClasses = len(l.table.Classes)
 		e.emit(l.definition())
@@ -80,7 +81,7 @@ func (e *Engine) define(l *live) {
 
 // definition returns the step that defines the table. Readers of the step may modify it.
 func (l *live) definition() policytable.DefineTable {
-	d := l.table.Definition(l.id, l.program.Hash)
+	d := l.table.Definition(l.id, l.structure())
 	d.Content.Rules = slices.Clone(d.Content.Rules)
 	return d
 }

@@ -74,6 +74,7 @@ func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, numb
 		}
 		return false
 	}
+	sources := l.program.Spread(s.sources[d])
 	found := make(map[uint16]*Match)
 	note := func(n uint16) *Match {
 		if found[n] == nil {
@@ -81,7 +82,7 @@ func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, numb
 			if err != nil {
 				panic(fmt.Sprintf("engine: %v", err)) // numbers come from the same program
 			}
-			found[n] = &Match{Number: n, Rule: r, Sources: s.sources[d][n-1]}
+			found[n] = &Match{Number: n, Rule: r, Sources: sources[n-1]}
 		}
 		return found[n]
 	}
@@ -104,14 +105,27 @@ func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, numb
 		x.Matches = append(x.Matches, *m)
 	}
 	slices.SortFunc(x.Matches, func(a, b Match) int { return int(a.Number) - int(b.Number) })
-	// this is the number of the first equivalent rule; find the rule that matches
-	if l.coarse && x.Verdict.Rule != 0 {
-		for _, m := range x.Matches {
-			if l.program.Alike(m.Number) == l.program.Alike(x.Verdict.Rule) {
-				x.Verdict.Rule = m.Number
-				break
+	x.Verdict.Rule = l.decidingRule(x.Verdict.Rule, func(n uint16) bool { return found[n] != nil })
+	return x, nil
+}
+
+// decidingRule returns the first matching rule that a rule number of the table can mean: a member of a joint rule or,
+// in a coarse table, a rule with the same effect.
+func (l *live) decidingRule(number uint16, matches func(uint16) bool) uint16 {
+	if number == 0 {
+		return 0
+	}
+	first, last := number, number
+	if l.coarse {
+		first = l.program.Alike(number)
+		last = l.program.Run(first)
+	}
+	for n := first; n <= last; n++ {
+		for _, m := range l.program.Members(n) {
+			if matches(m) {
+				return m
 			}
 		}
 	}
-	return x, nil
+	return number
 }

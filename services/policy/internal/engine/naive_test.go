@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
@@ -29,6 +30,14 @@ type answer struct {
 	action policytable.Action
 	proxy  policytable.Proxy
 	rule   *rule.Rule
+	// members are the rules at the position of a redirect rule that redirect or allow the connection.
+	members []member7
+}
+
+// member7 is a rule whose layer 7 rules are part of a union.
+type member7 struct {
+	*rule.Rule
+	byIdentity, byAddress bool
 }
 
 func (n *naive) evaluate(q scenario.Question) answer {
@@ -55,7 +64,7 @@ func (n *naive) evaluate(q scenario.Question) answer {
 	}
 	for _, r := range decided {
 		if r != nil && r.Action != policytable.Pass {
-			return answer{action: r.Action, proxy: r.Proxy, rule: r}
+			return answer{action: r.Action, proxy: r.Proxy, rule: r, members: n.members(r, rules, subject, q)}
 		}
 	}
 	peer, known := n.peer(q)
@@ -64,6 +73,59 @@ func (n *naive) evaluate(q scenario.Question) answer {
 		return answer{action: policytable.Allow}
 	}
 	return answer{action: policytable.Deny}
+}
+
+// members returns the rules that are united with a redirect rule.
+func (n *naive) members(
+	decides *rule.Rule, rules []*rule.Rule, subject peer.Identity, q scenario.Question,
+) (out []member7) {
+	if decides.Action != policytable.Redirect {
+		return nil
+	}
+	for _, r := range rules {
+		if r.Tier != decides.Tier || r.Priority != decides.Priority || r.Index != decides.Index ||
+			r.Action != policytable.Redirect && r.Action != policytable.Allow {
+			continue
+		}
+		m := member7{r, n.matchesByIdentity(r, subject, q), n.matchesByAddress(r, subject, q)}
+		if m.byIdentity || m.byAddress {
+			m.byAddress = m.byAddress || n.everywhere(r, q)
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// everywhere reports whether a rule is known to match all peers of the scope of the query's peer.
+func (n *naive) everywhere(r *rule.Rule, q scenario.Question) bool {
+	named := slices.ContainsFunc(r.Ports, func(p rule.Port) bool { return p.Name != "" })
+	if named && q.Direction == policytable.Egress {
+		return false
+	}
+	if r.Peers.Any {
+		return true
+	}
+	peer, known := n.peer(q)
+	kinds := []string{identity.NameWorld, identity.NameWorldIPv4, identity.NameWorldIPv6}
+	switch {
+	case !known || peer.Scope == identity.PeerScopeCluster:
+		return false
+	case peer.Scope == identity.PeerScopeNode:
+		kinds = []string{identity.NameHost, identity.NameRemoteNode}
+	}
+	for _, kind := range kinds {
+		if !slices.ContainsFunc(r.Peers.Selectors, func(s selector.Selector) bool {
+			more := label.NewSet(
+				label.Reserved(kind), label.Kubernetes("app", "other"), label.Reserved(identity.NameKubeAPIServer))
+			positive := !slices.ContainsFunc(s.Requirements(), func(r selector.Requirement) bool {
+				return r.Op == selector.NotIn || r.Op == selector.DoesNotExist
+			})
+			return positive && s.Matches(label.NewSet(label.Reserved(kind))) && s.Matches(more)
+		}) {
+			return false
+		}
+	}
+	return true
 }
 
 // specs calls f for each spec that selects the subject.
@@ -99,24 +161,31 @@ func (n *naive) peer(q scenario.Question) (peer.Identity, bool) {
 }
 
 func (n *naive) matches(r *rule.Rule, subject peer.Identity, q scenario.Question) bool {
+	return n.matchesByIdentity(r, subject, q) || n.matchesByAddress(r, subject, q)
+}
+
+func (n *naive) matchesByIdentity(r *rule.Rule, subject peer.Identity, q scenario.Question) bool {
 	peer, known := n.peer(q)
-	if n.byIdentity(r, peer, known) {
-		owner := peer.Ports
-		if q.Direction == policytable.Ingress {
-			owner = subject.Ports
-		}
-		if n.covers(r, q, owner, !known && q.Direction == policytable.Egress) {
-			return true
-		}
+	if !n.byIdentity(r, peer, known) {
+		return false
 	}
-	if n.byAddress(r, peer, known, q.Addr) {
-		owner := subject.Ports
-		if q.Direction == policytable.Egress {
-			owner = n.state.Identities[n.state.Located[q.Addr]].Ports
-		}
-		return n.covers(r, q, owner, false)
+	owner := peer.Ports
+	if q.Direction == policytable.Ingress {
+		owner = subject.Ports
 	}
-	return false
+	return n.covers(r, q, owner, !known && q.Direction == policytable.Egress)
+}
+
+func (n *naive) matchesByAddress(r *rule.Rule, subject peer.Identity, q scenario.Question) bool {
+	peer, known := n.peer(q)
+	if !n.byAddress(r, peer, known, q.Addr) {
+		return false
+	}
+	owner := subject.Ports
+	if q.Direction == policytable.Egress {
+		owner = n.state.Identities[n.state.Located[q.Addr]].Ports
+	}
+	return n.covers(r, q, owner, false)
 }
 
 func (n *naive) covers(r *rule.Rule, q scenario.Question, owner []workload.NamedPort, pessimistic bool) bool {

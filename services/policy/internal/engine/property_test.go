@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -29,6 +30,10 @@ func disagreement(e *Engine, n *naive, q scenario.Question) string {
 	if got.Action != want.action || got.Proxy != want.proxy || (got.Rule != 0) != (want.rule != nil) {
 		return fmt.Sprintf("the table gives %+v, the rules %s %s by %+v", got, want.action, want.proxy, want.rule)
 	}
+	if want.action == policytable.Redirect {
+		why, _ := disunion(e, want, q, got.Rule)
+		return why
+	}
 	if want.rule != nil {
 		b, _ := e.Bound(q.Subject, q.Direction)
 		if !slices.Contains(b.Sources[got.Rule-1], want.rule.Source) {
@@ -36,6 +41,99 @@ func disagreement(e *Engine, n *naive, q scenario.Question) string {
 		}
 	}
 	return ""
+}
+
+// disunion compares the rule set of a redirect rule with the union of the rules that match. exact reports whether the
+// set must be the whole union; it may be a part of it if each side of the table lacks a member.
+func disunion(e *Engine, want answer, q scenario.Question, number uint16) (why string, exact bool) {
+	l := e.subjects[q.Subject].bound[q.Direction]
+	set := l.program.Set(number)
+	all, byIdentity, byAddress := false, true, true
+	var content []*layer7.Rules
+	sources := make(map[policytable.Source]bool)
+	for _, m := range want.members {
+		byIdentity, byAddress = byIdentity && m.byIdentity, byAddress && m.byAddress
+		sources[m.Source] = true
+		if m.Action == policytable.Allow {
+			all = true
+		} else {
+			content = append(content, m.Layer7)
+		}
+	}
+	exact = byIdentity || byAddress
+	joins := false
+	union := layer7.Union(want.proxy, all, content...)
+	if exact && set.Digest() != union.Digest() {
+		return fmt.Sprintf("rule %d allows %t %q, the rules allow %t %q",
+			number, set.All, set.Content(), union.All, union.Content()), exact
+	}
+	if set.All && !union.All {
+		return fmt.Sprintf("rule %d allows everything, the rules allow %q", number, union.Content()), exact
+	}
+	for _, src := range e.boundSources(q)[number-1] {
+		joins = joins || sources[src]
+		if !l.coarse && !sources[src] {
+			return fmt.Sprintf("rule %d joins %v, which does not match", number, src), exact
+		}
+	}
+	if !joins {
+		return fmt.Sprintf("rule %d is %v, none of which matches", number, e.boundSources(q)[number-1]), exact
+	}
+	if n := l.table.Rules[number-1].RuleSet; n == 0 || n != e.sets.Number(l.payer, set.Digest()) {
+		return fmt.Sprintf("rule %d has the number %d", number, n), exact
+	}
+	return "", exact
+}
+
+// boundSources returns the source locations of the rules of the table that answers a query.
+func (e *Engine) boundSources(q scenario.Question) [][]policytable.Source {
+	b, _ := e.Bound(q.Subject, q.Direction)
+	return b.Sources
+}
+
+// TestRulesOfSeveralPoliciesAreTheUnion: if several policies redirect the same peers and port, a proxy allows what one
+// of them allows.
+func TestRulesOfSeveralPoliciesAreTheUnion(t *testing.T) {
+	t.Parallel()
+	w := seeded(t, 52)
+	joint, exact, open := 0, 0, 0
+	for range runs(t, 400) {
+		s := w.Draw()
+		for i := range 4 {
+			o := w.Policy(fmt.Sprint("more", i))
+			s.Objects[o.Key] = o
+		}
+		e, n := fresh(t, configs[1], s), &naive{configs[1], s}
+		for range 300 {
+			q, ok := w.Question(s)
+			if !ok {
+				break
+			}
+			want := n.evaluate(q)
+			if want.action != policytable.Redirect || len(want.members) < 2 {
+				continue
+			}
+			got, err := e.Lookup(q.Subject, q.Direction, q.Peer, q.Addr, q.Point)
+			if err != nil {
+				t.Fatal(err)
+			}
+			why, whole := disunion(e, want, q, got.Rule)
+			if why != "" {
+				t.Fatalf("%+v: %s\n%s", q, why, s)
+			}
+			joint++
+			if whole {
+				exact++
+			}
+			if e.subjects[q.Subject].bound[q.Direction].program.Set(got.Rule).All {
+				open++
+			}
+		}
+	}
+	t.Logf("%d connections match several rules, %d unions are exact, %d allow everything", joint, exact, open)
+	if joint < 100 || exact*10 < joint*8 || open == 0 {
+		t.Error("too few connections to compare")
+	}
 }
 
 // shrink removes parts of the state that the disagreement does not need.
@@ -220,20 +318,35 @@ func canonical(e *Engine, s *scenario.State) map[string]string {
 				continue
 			}
 			t := b.Table
-			out[key] = fmt.Sprint(t.Flags, t.Rules, b.Hash, b.Sources)
+			// A live table may have joint rules that no peer needs any more, so this text names rules by their
+			// sources.
+			source := func(n uint16, none uint16) any {
+				if n == none {
+					return nil
+				}
+				return b.Sources[n-1]
+			}
+			intervals := func(c policytable.Class) string {
+				var out []any
+				for _, i := range t.Intervals(c) {
+					out = append(out, i.Hi, source(i.Value.Admin(), table.NoAdmin), source(i.Value.Rest(), table.NoRest))
+				}
+				return fmt.Sprint(out...)
+			}
+			out[key] = fmt.Sprint(t.Flags, b.Hash)
 			for m := range s.Identities {
 				w := e.Entry(m)
 				class, row := t.Peers[w.IdentityClass]
 				if !row {
 					class = t.Default[w.Kind]
 				}
-				out[fmt.Sprintf("%s peer %d", key, m)] = fmt.Sprint(w.Known, w.Kind, w.Scope, row, t.Intervals(class))
+				out[fmt.Sprintf("%s peer %d", key, m)] = fmt.Sprint(w.Known, w.Kind, w.Scope, row, intervals(class))
 			}
 			for k := range identity.Kinds {
-				out[fmt.Sprintf("%s kind %s", key, k)] = fmt.Sprint(t.Intervals(t.Default[k]))
+				out[fmt.Sprintf("%s kind %s", key, k)] = intervals(t.Default[k])
 			}
 			describe := func(c [identity.PeerScopes]policytable.Class) string {
-				return fmt.Sprint(t.Intervals(c[0]), t.Intervals(c[1]), t.Intervals(c[2]))
+				return intervals(c[0]) + intervals(c[1]) + intervals(c[2])
 			}
 			out[key+" elsewhere"] = describe(t.Address)
 			t.Prefixes.All(func(p netip.Prefix, c [identity.PeerScopes]policytable.Class) { out[key+" "+p.String()] = describe(c) })
@@ -261,9 +374,9 @@ func sameAsFresh(t *testing.T, config Config, s *scenario.State, e *Engine, what
 	}
 	gs, ws := e.Size(), f.Size()
 	// Classes that no peer uses stay in a live table until it is replaced, because packets in flight may still refer
-	// to them.
+	// to them. So do joint rules.
 	for _, p := range []*Size{&gs, &ws} {
-		p.Classes, p.Nodes, p.Intervals = 0, 0, 0
+		p.Classes, p.Nodes, p.Intervals, p.Rules = 0, 0, 0, 0
 	}
 	if gs != ws {
 		t.Fatalf("%s: sizes %+v, from scratch %+v\n%s", what, gs, ws, s)

@@ -241,7 +241,7 @@ func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 				switch {
 				case got.Action == want.action && got.Proxy == want.proxy:
 					exact++
-				case e.splits.marks[tenant] != nil && got.Action == policytable.Deny:
+				case e.splits.marks[tenant] != nil && got.Action < want.action: // a redirect is less than an allow
 					closed++
 				default:
 					t.Fatalf("run %d step %d: %+v: %+v, but the rules give %+v; mark %+v", run, step, q, got, want,

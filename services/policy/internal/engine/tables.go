@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
@@ -47,6 +48,15 @@ type live struct {
 	tenant   shares.Tenant // tenant of the first subject
 	used     bool          // tenant is set
 	shared   bool          // subjects of several tenants use the table
+	payer    shares.Tenant // tenant to which the numbers of the table's rule sets are charged
+	// missing is set if a class needs a joint rule that the program does not have.
+	missing bool
+	named   []layer7.Digest // rule sets that the table uses; set while it is defined
+}
+
+// function returns the intervals of a rule set, and records whether it needs other joint rules.
+func (l *live) function(numbers []uint16, ports []workload.NamedPort, unknown bool) []table.Interval {
+	return l.program.Joined(numbers, ports, unknown, func([]uint16) { l.missing = true })
 }
 
 // memoKey returns the key under which the class of a rule set with a peer's ports is stored.
@@ -72,7 +82,7 @@ func (l *live) classFor(numbers []uint16, ports []workload.NamedPort, portsText 
 	if c, ok := l.memo[key]; ok {
 		return c, nil
 	}
-	c, err := l.builder.Class(l.table, l.program.Function(numbers, ports, unknown))
+	c, err := l.builder.Class(l.table, l.function(numbers, ports, unknown))
 	if err != nil {
 		return 0, err
 	}
@@ -198,6 +208,7 @@ func (m *manyClasses) Unwrap() error { return m.error }
 
 func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 	e.lastTable++
+	p = p.Plain()
 	l := &live{
 		coarse:  coarse,
 		id:      e.lastTable,
@@ -213,6 +224,10 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 		l.brings[ls] = p.Brings(s.String())
 	}
 	e.markTable(l)
+	if err := e.join(l); err != nil {
+		return l, err
+	}
+	p = l.program
 	named := p.NamesForEveryone()
 	for k := range identity.Kinds {
 		var brought [][]uint16
@@ -330,7 +345,7 @@ func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (polic
 		key := "coarse " + l.memoKey(numbers, text, false)
 		var known bool
 		if c, known = l.memo[key]; !known {
-			if c, err = l.builder.Class(l.table, l.program.Coarse(l.program.Function(numbers, ports, false))); err == nil {
+			if c, err = l.builder.Class(l.table, l.program.Coarse(l.function(numbers, ports, false))); err == nil {
 				l.memo[key] = c
 			}
 		}
@@ -370,7 +385,7 @@ func (e *Engine) updateAddress(l *live, a netip.Addr) error {
 	var classes [identity.PeerScopes]policytable.Class
 	for s := range identity.PeerScopes {
 		numbers, ports := l.program.Where(a, s, []compile.Place{place})
-		c, err := l.addressClass(l.program.WithEverywhere(numbers), ports)
+		c, err := l.addressClass(l.program.WithEverywhere(s, numbers), ports)
 		if err != nil {
 			return err
 		}
@@ -492,6 +507,7 @@ func (e *Engine) replaceTable(l *live) bool {
 		return false
 	}
 	next.refs, next.tenant, next.used, next.shared = l.refs, l.tenant, l.used, l.shared
+	next.payer = l.payer
 	if len(next.crowded) > 0 {
 		e.crowded[next] = struct{}{}
 	}
@@ -518,7 +534,10 @@ const maxMerged = 16
 // sources returns the source locations of each rule for subscribers. For a number that means several rules, it returns
 // the first locations of all of these rules.
 func (l *live) sources(of [][]policytable.Source) [][]policytable.Source {
-	if l == nil || !l.coarse {
+	if l == nil {
+		return of
+	}
+	if of = l.program.Spread(of); !l.coarse {
 		return of
 	}
 	out := slices.Clone(of)
@@ -549,9 +568,12 @@ func (e *Engine) remove(l *live) (unused []*liveSelector) {
 			delete(c.rows, l)
 		}
 	}
+	delete(e.redirecting, l)
 	if l.defined {
 		e.emit(policytable.RetireTable{Table: l.id})
 	}
+	e.sets.Release(l.payer, l.named)
+	l.named = nil
 	for k := range e.wide {
 		delete(e.wide[k], l)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -205,6 +206,21 @@ func (w *World) ports() (list []rule.Port, all bool) {
 	return list, false
 }
 
+// layer7 generates what a redirect rule allows.
+func (w *World) layer7(proxy policytable.Proxy) *layer7.Rules {
+	out := &layer7.Rules{}
+	for range w.IntN(3) {
+		if proxy == policytable.ProxyDNS {
+			p, _ := dnsname.Parse(Pick(w, "a.example", "*.example", "b.example", "*"))
+			out.DNS = append(out.DNS, p)
+		} else {
+			h := layer7.HTTP{Method: Pick(w, "GET", "POST", ""), Path: Pick(w, "/a", "/b/.*", "")}
+			out.HTTP = append(out.HTTP, h)
+		}
+	}
+	return out
+}
+
 // Policy generates a policy: in the Admin or Baseline tier, or in the Normal tier with or without isolation.
 func (w *World) Policy(name string) policy.Object {
 	kind := Pick(w, "Admin", "Normal", "Normal", "Normal", "Baseline")
@@ -247,6 +263,7 @@ func (w *World) Policy(name string) policy.Object {
 				r.Action = Pick(w, policytable.Deny, policytable.Allow, policytable.Allow, policytable.Redirect)
 				if r.Action == policytable.Redirect {
 					r.Proxy = Pick(w, policytable.ProxyDNS, policytable.ProxyHTTP)
+					r.Layer7 = w.layer7(r.Proxy)
 				}
 			}
 			spec.Selects[r.Direction] = true

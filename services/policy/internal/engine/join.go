@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
+)
+
+// join gives the program of a new table the joint rules that the present peers need.
+func (e *Engine) join(l *live) error {
+	if !l.program.Joinable() {
+		return nil
+	}
+	needed := make(map[string][]uint16)
+	note := func(members []uint16) { needed[fmt.Sprint(members)] = slices.Clone(members) }
+	seen := make(map[string]struct{})
+	visit := func(numbers []uint16, ports []workload.NamedPort, text string, unknown bool) {
+		key := l.memoKey(numbers, text, unknown)
+		if _, ok := seen[key]; !ok {
+			seen[key] = struct{}{}
+			l.program.Joined(numbers, ports, unknown, note)
+		}
+	}
+	for k := range identity.Kinds {
+		var brought [][]uint16
+		for s, b := range l.brings {
+			if s.defaults[k] {
+				brought = append(brought, b)
+			}
+		}
+		visit(l.program.Matched(brought, k), nil, "", k == identity.KindUnknown)
+	}
+	for _, c := range e.classes {
+		visit(l.matched(c), c.ports, c.portsText, c.kind == identity.KindUnknown)
+	}
+	class := func(numbers []uint16, ports []workload.NamedPort) (policytable.Class, error) {
+		visit(numbers, ports, workload.NamedPortsText(ports), false)
+		return 0, nil
+	}
+	_, _, err := l.program.Prefixes(e.places(l), class)
+	if err != nil {
+		return err
+	}
+	lists := slices.SortedFunc(maps.Values(needed), slices.Compare)
+	joined, err := l.program.With(lists)
+	if err != nil {
+		return err
+	}
+	l.program, l.table = joined, joined.NewTable()
+	for s, b := range l.brings {
+		l.brings[s] = joined.Numbers(b)
+	}
+	return nil
+}
+
+// addJoints replaces the tables that lack joint rules.
+func (e *Engine) addJoints() {
+	for _, l := range inOrder(e.redirecting) {
+		if l.missing && l.refs > 0 {
+			// If the table is too large with further joint rules, it keeps the present ones, which allow less.
+			l.missing = false
+			e.replaceTable(l)
+		}
+	}
+}
+
+// nameSets numbers the rule sets of a table that is about to be defined. A set without a number keeps 0.
+func (e *Engine) nameSets(l *live) {
+	for i := range l.table.Rules {
+		set := l.program.Set(uint16(i + 1)) //nolint:gosec // at most table.MaxRules
+		if set == nil {
+			continue
+		}
+		e.redirecting[l] = struct{}{}
+		if !slices.Contains(l.named, set.Digest()) {
+			l.named = append(l.named, set.Digest())
+			e.sets.Use(l.payer, set)
+		}
+		l.table.Rules[i].RuleSet = e.sets.Number(l.payer, set.Digest())
+	}
+}
+
+// renumber replaces the tables whose rule sets have got or lost a number since they were defined.
+func (e *Engine) renumber() {
+	if !e.sets.Divide() {
+		return
+	}
+	for _, l := range inOrder(e.redirecting) {
+		if l.defined && l.refs > 0 && slices.ContainsFunc(l.named, func(d layer7.Digest) bool {
+			return e.numberIn(l, d) != e.sets.Number(l.payer, d)
+		}) {
+			e.replaceTable(l)
+		}
+	}
+}
+
+// numberIn returns the number of a rule set in a table as it was defined.
+func (e *Engine) numberIn(l *live, d layer7.Digest) policytable.RuleSet {
+	for i, r := range l.table.Rules {
+		if set := l.program.Set(uint16(i + 1)); set != nil && set.Digest() == d { //nolint:gosec // as above
+			return r.RuleSet
+		}
+	}
+	return 0
+}
+
+// structure returns the hash by which a subscriber recognises the table in another run: of the program, of its joint
+// rules, and of the numbers of its rule sets.
+func (l *live) structure() [32]byte {
+	if len(l.named) == 0 {
+		return l.program.Hash
+	}
+	h := sha256.New()
+	h.Write(l.program.Hash[:])
+	for i, r := range l.table.Rules {
+		n := uint16(i + 1) //nolint:gosec // as above
+		if set := l.program.Set(n); set != nil {
+			d := set.Digest()
+			h.Write(d[:])
+		}
+		var b []byte
+		b = binary.LittleEndian.AppendUint16(b, uint16(r.RuleSet))
+		for _, m := range l.program.Members(n) {
+			b = binary.LittleEndian.AppendUint16(b, m)
+		}
+		h.Write(binary.LittleEndian.AppendUint16(b, table.NoRest))
+	}
+	return [32]byte(h.Sum(nil))
+}

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/model/dnsname"
+	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
+	"github.com/sluice-net/sluice/services/policy/internal/peer"
+	"github.com/sluice-net/sluice/services/policy/internal/policy"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
+	"github.com/sluice-net/sluice/services/policy/internal/ruleset"
+	"github.com/sluice-net/sluice/services/policy/internal/selector"
+)
+
+// labelled returns an identity in a namespace with labels.
+func labelled(t *testing.T, n identity.Numeric, ns string, keys ...string) peer.Identity {
+	t.Helper()
+	ls := []label.Label{label.Kubernetes(label.KeyNamespace, ns)}
+	for _, k := range keys {
+		ls = append(ls, label.Kubernetes(k, ""))
+	}
+	id, err := peer.New(n, label.NewSet(ls...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+// asks returns a policy that redirects DNS to peers with a label, and allows the given names.
+func asks(t *testing.T, ns, name, key string, names ...string) policy.Object {
+	t.Helper()
+	rules := &layer7.Rules{}
+	for _, text := range names {
+		p, err := dnsname.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules.DNS = append(rules.DNS, p)
+	}
+	r := &rule.Rule{
+		Source:    policytable.Source{Kind: "K", Namespace: ns, Name: name},
+		Direction: policytable.Egress, Tier: policytable.Normal,
+		Action: policytable.Redirect, Proxy: policytable.ProxyDNS, Layer7: rules,
+		Peers: rule.Peers{Selectors: []selector.Selector{exists(key)}},
+		Ports: []rule.Port{{Range: port.Ports(port.UDP, 53, 53)}},
+	}
+	if len(names) == 0 {
+		r.Action, r.Proxy, r.Layer7 = policytable.Allow, policytable.NoProxy, nil
+	}
+	return policy.Object{Key: policy.Key{Kind: "K", Namespace: ns, Name: name}, Specs: []rule.Spec{{
+		Namespace: ns, Subject: selector.New(selector.Requirement{
+			Source: label.SourceKubernetes, Key: label.KeyNamespace, Op: selector.In, Values: []string{ns},
+		}),
+		Selects: [2]bool{policytable.Egress: true}, DefaultDeny: [2]bool{policytable.Egress: true},
+		Rules: []*rule.Rule{r.Seal()},
+	}}}
+}
+
+// TestNewPeerGetsTheUnion: a table without the joint rule that a new peer needs is replaced in the change that brings
+// the peer.
+func TestNewPeerGetsTheUnion(t *testing.T) {
+	const subject, both = identity.MinCluster, identity.MinCluster + 1
+	e := New(Config{})
+	apply(t, e, Change{
+		AddIdentities: []peer.Identity{labelled(t, subject, "a")},
+		AddSubjects:   []identity.Numeric{subject},
+		UpsertPolicies: []policy.Object{
+			asks(t, "a", "one", "x", "one.example"), asks(t, "a", "two", "y", "two.example"),
+		},
+	})
+	addr, q := netip.MustParseAddr("10.0.0.9"), port.At(port.UDP, 53)
+	content := func() (names []string, all bool) {
+		v, err := e.Lookup(subject, policytable.Egress, both, addr, q)
+		if err != nil || v.Action != policytable.Redirect {
+			t.Fatalf("verdict %+v, %v", v, err)
+		}
+		set := e.subjects[subject].bound[policytable.Egress].program.Set(v.Rule)
+		for _, p := range set.DNS {
+			names = append(names, p.String())
+		}
+		b, _ := e.Bound(subject, policytable.Egress)
+		if b.Table.Rules[v.Rule-1].RuleSet == 0 {
+			t.Error("the set has no number")
+		}
+		return names, set.All
+	}
+	apply(t, e, Change{AddIdentities: []peer.Identity{labelled(t, both, "b", "x", "y")}})
+	if names, all := content(); all || !slices.Equal(names, []string{"one.example.", "two.example."}) {
+		t.Errorf("names %v, all %t", names, all)
+	}
+	x, err := e.Explain(subject, policytable.Egress, both, addr, q)
+	if err != nil || len(x.Matches) != 2 || x.Verdict.Rule != x.Matches[0].Number {
+		t.Errorf("explanation %+v, %v", x, err)
+	}
+	apply(t, e, Change{UpsertPolicies: []policy.Object{asks(t, "a", "three", "x")}})
+	if names, all := content(); !all || len(names) != 0 {
+		t.Errorf("with an allow rule: names %v, all %t", names, all)
+	}
+	apply(t, e, Change{DeletePolicies: []policy.Key{
+		{Kind: "K", Namespace: "a", Name: "three"}, {Kind: "K", Namespace: "a", Name: "two"},
+	}})
+	if names, all := content(); all || !slices.Equal(names, []string{"one.example."}) {
+		t.Errorf("after two policies were deleted: names %v, all %t", names, all)
+	}
+}
+
+// TestOneTenantDoesNotUseUpTheRuleSets: a tenant with more sets than its share does not get a number for each. Another
+// tenant's tables get numbers.
+func TestOneTenantDoesNotUseUpTheRuleSets(t *testing.T) {
+	const size = 16
+	now := time.Unix(1_795_000_000, 0)
+	sets := ruleset.New(ruleset.Config{Size: size, Now: func() time.Time { return now }})
+	e := New(Config{Tenant: byNamespace, RuleSets: sets})
+	c := Change{}
+	for i, ns := range []string{"greedy", "small"} {
+		n := identity.MinCluster + identity.Numeric(i)
+		c.AddIdentities = append(c.AddIdentities, labelled(t, n, ns))
+		c.AddSubjects = append(c.AddSubjects, n)
+	}
+	for i := range 2 * size {
+		o := asks(t, "greedy", fmt.Sprint(i), fmt.Sprint("k", i), fmt.Sprint("n", i, ".example"))
+		c.UpsertPolicies = append(c.UpsertPolicies, o)
+	}
+	apply(t, e, c)
+	numbers := func(n identity.Numeric) (with, without int) {
+		b, _ := e.Bound(n, policytable.Egress)
+		for _, r := range b.Table.Rules {
+			switch {
+			case r.Action != policytable.Redirect:
+			case r.RuleSet != 0:
+				with++
+			default:
+				without++
+			}
+		}
+		return with, without
+	}
+	if with, without := numbers(identity.MinCluster); with == 0 || without < size {
+		t.Errorf("the greedy tenant: %d sets with a number, %d without", with, without)
+	}
+	apply(t, e, Change{UpsertPolicies: []policy.Object{asks(t, "small", "p", "k", "n.example")}})
+	for range 3 { // the number that the greedy tenant loses is free after the grace
+		now = now.Add(ruleset.Grace)
+		sets.Expire()
+		apply(t, e, Change{})
+	}
+	if with, without := numbers(identity.MinCluster + 1); with != 1 || without != 0 {
+		t.Errorf("the small tenant: %d sets with a number, %d without", with, without)
+	}
+}

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package ruleset numbers the sets of layer 7 rules of a node.
+//
+// A connection carries the number of its set, 16 bits. So the same content has the same number, and a number does not
+// get other content while a connection may carry it: not while a table names it, and not for Grace afterwards.
+//
+// Tenants share the numbers. A set without a number has 0, and its connections are refused.
+package ruleset
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
+)
+
+// Size is the number of numbers: 1 to 65,535.
+const Size = 65_535
+
+// Grace is how long the number of a set is kept after the last table that used it. It exceeds the time for which a
+// subscriber may be disconnected before its tables are closed.
+const Grace = 5 * time.Minute
+
+// Config is fixed for the lifetime of a registry.
+type Config struct {
+	Size   int // 0: the constant Size
+	Shares shares.Settings
+	Now    func() time.Time
+}
+
+// Registry holds the numbers. It must be used by one goroutine.
+type Registry struct {
+	config  Config
+	numbers map[layer7.Digest]*numbered
+	taken   map[policytable.RuleSet]*numbered
+	next    policytable.RuleSet // where the search for a free number starts
+	users   map[user]int        // number of tables
+	content map[layer7.Digest]*content
+	ledger  *shares.Ledger[user]
+	// lacking contains the admitted users that have no number, because all are taken.
+	lacking map[user]struct{}
+	refused int // users that the ledger has refused
+	order   int // number of users so far: the first users of a tenant get numbers first
+	changes map[policytable.RuleSet]Change
+}
+
+// user is a tenant whose tables use a set.
+type user struct {
+	tenant shares.Tenant
+	digest layer7.Digest
+}
+
+// content is a set that tables use, with the number of its users.
+type content struct {
+	*layer7.Set
+	users int
+}
+
+// numbered is a number that has content.
+type numbered struct {
+	number policytable.RuleSet
+	digest layer7.Digest
+	users  int       // users that have the number
+	since  time.Time // when the last of them ended, if there are none
+}
+
+// Change is a change of a number.
+type Change struct {
+	Number policytable.RuleSet
+	Digest layer7.Digest
+	Set    *layer7.Set // nil: the number is free again
+}
+
+// New returns an empty registry.
+func New(c Config) *Registry {
+	c.Size = cmp.Or(c.Size, Size)
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	return &Registry{
+		config: c, numbers: make(map[layer7.Digest]*numbered), taken: make(map[policytable.RuleSet]*numbered), next: 1,
+		users: make(map[user]int), content: make(map[layer7.Digest]*content), lacking: make(map[user]struct{}),
+		ledger:  shares.NewLedger[user](c.Shares, shares.Limit{Name: "rule-sets", Size: c.Size}),
+		changes: make(map[policytable.RuleSet]Change),
+	}
+}
+
+// Restore adds a number that an earlier run stored for a set. If no table uses the set within Grace, the number becomes
+// free. Restore ignores numbers that are not valid or that exist.
+func (r *Registry) Restore(n policytable.RuleSet, d layer7.Digest) {
+	if n == 0 || int(n) > r.config.Size || r.taken[n] != nil || r.numbers[d] != nil {
+		return
+	}
+	x := &numbered{number: n, digest: d, since: r.config.Now()}
+	r.taken[n], r.numbers[d] = x, x
+}
+
+// Use records that a table of a tenant uses a set. The set gets a number if the tenant's share permits.
+func (r *Registry) Use(t shares.Tenant, s *layer7.Set) {
+	u := user{t, s.Digest()}
+	if r.users[u]++; r.users[u] > 1 {
+		return
+	}
+	c := r.content[u.digest]
+	if c == nil {
+		c = &content{Set: s}
+		r.content[u.digest] = c
+	}
+	c.users++
+	r.order++
+	switch {
+	case s.TooLarge():
+	case r.ledger.Put(u, shares.Object{Tenant: t, Order: shares.Order{Index: r.order}, Units: []int{1}}):
+		r.assign(u)
+	default:
+		r.refused++
+	}
+}
+
+// Release records that a table of a tenant no longer uses the sets.
+func (r *Registry) Release(t shares.Tenant, sets []layer7.Digest) {
+	for _, d := range sets {
+		u := user{t, d}
+		if r.users[u]--; r.users[u] > 0 {
+			continue
+		}
+		delete(r.users, u)
+		if _, admitted, ok := r.ledger.Object(u); ok && admitted {
+			r.unassign(u)
+		} else if ok {
+			r.refused--
+		}
+		r.ledger.Delete(u)
+		if c := r.content[d]; c.users > 1 {
+			c.users--
+		} else {
+			delete(r.content, d)
+		}
+	}
+}
+
+// assign gives an admitted user a number.
+func (r *Registry) assign(u user) {
+	x := r.numbers[u.digest]
+	if x == nil {
+		n, ok := r.free()
+		if !ok {
+			r.lacking[u] = struct{}{}
+			return
+		}
+		x = &numbered{number: n, digest: u.digest}
+		r.taken[n], r.numbers[u.digest] = x, x
+	}
+	delete(r.lacking, u)
+	if x.users++; x.users == 1 {
+		r.changes[x.number] = Change{Number: x.number, Digest: u.digest, Set: r.content[u.digest].Set}
+	}
+}
+
+// free returns a number without content.
+func (r *Registry) free() (policytable.RuleSet, bool) {
+	if len(r.taken) >= r.config.Size {
+		return 0, false
+	}
+	for r.taken[r.next] != nil {
+		r.advance()
+	}
+	n := r.next
+	r.advance() // the longer a number is unused, the better
+	return n, true
+}
+
+func (r *Registry) advance() {
+	if int(r.next) >= r.config.Size {
+		r.next = 0
+	}
+	r.next++
+}
+
+// unassign takes the number from a user.
+func (r *Registry) unassign(u user) {
+	if _, ok := r.lacking[u]; ok {
+		delete(r.lacking, u)
+		return
+	}
+	if x := r.numbers[u.digest]; x.users > 1 {
+		x.users--
+	} else {
+		x.users, x.since = 0, r.config.Now()
+	}
+}
+
+// Number returns the number of a set for tables of a tenant; 0 if it has none.
+func (r *Registry) Number(t shares.Tenant, d layer7.Digest) policytable.RuleSet {
+	u := user{t, d}
+	if _, ok := r.lacking[u]; ok || !r.ledger.Admitted(u) {
+		return 0
+	}
+	return r.numbers[d].number
+}
+
+// Divide divides the numbers again if a user has none. It reports whether the numbers of some users have changed.
+func (r *Registry) Divide() (changed bool) {
+	if r.refused+len(r.lacking) == 0 {
+		return false
+	}
+	now := r.config.Now()
+	if at := r.ledger.Next(); !at.IsZero() && !at.After(now) {
+		withdrawn, admitted := r.ledger.Level(now)
+		for _, u := range withdrawn {
+			r.unassign(u)
+			r.refused++
+		}
+		for _, u := range admitted {
+			r.refused--
+			r.lacking[u] = struct{}{}
+		}
+		changed = len(withdrawn) > 0
+	}
+	for _, u := range slices.SortedFunc(maps.Keys(r.lacking), func(a, b user) int {
+		return cmp.Or(a.tenant.Compare(b.tenant), slices.Compare(a.digest[:], b.digest[:]))
+	}) {
+		r.assign(u)
+		_, lacks := r.lacking[u]
+		changed = changed || !lacks
+	}
+	return changed
+}
+
+// Expire frees the numbers that have been unused for Grace. It returns the time of the next call; zero: none is due.
+func (r *Registry) Expire() (wake time.Time) {
+	now := r.config.Now()
+	for n, x := range r.taken {
+		if x.users > 0 {
+			continue
+		}
+		if end := x.since.Add(Grace); end.After(now) {
+			if wake.IsZero() || end.Before(wake) {
+				wake = end
+			}
+			continue
+		}
+		delete(r.taken, n)
+		delete(r.numbers, x.digest)
+		r.changes[n] = Change{Number: n, Digest: x.digest}
+	}
+	if r.refused+len(r.lacking) > 0 { // Divide is due
+		if at := now.Add(shares.LevelInterval); wake.IsZero() || at.Before(wake) {
+			wake = at
+		}
+	}
+	return wake
+}
+
+// Pending reports whether Changes has changes.
+func (r *Registry) Pending() bool { return len(r.changes) > 0 }
+
+// Changes returns the changes since the last call, by number.
+func (r *Registry) Changes() []Change {
+	out := slices.SortedFunc(maps.Values(r.changes), func(a, b Change) int { return cmp.Compare(a.Number, b.Number) })
+	clear(r.changes)
+	return out
+}
+
+// Figures counts sets.
+type Figures struct {
+	Numbered int // sets that tables use and that have a number
+	Idle     int // numbers that are kept although no table uses their sets
+	// Without is the number of sets that tables use without a number, summed over tenants: their connections are
+	// refused.
+	Without int
+}
+
+// Figures returns the present counts.
+func (r *Registry) Figures() Figures {
+	var f Figures
+	for _, x := range r.taken {
+		if x.users > 0 {
+			f.Numbered++
+		} else {
+			f.Idle++
+		}
+	}
+	f.Without = r.refused + len(r.lacking)
+	for u := range r.users {
+		if r.content[u.digest].TooLarge() {
+			f.Without++
+		}
+	}
+	return f
+}
+
+// Usage returns how tenants use the numbers.
+func (r *Registry) Usage() shares.Usage { return r.ledger.Usage()[0] }

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package ruleset
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
+)
+
+// set returns the i-th of different sets.
+func set(i int) *layer7.Set {
+	return layer7.Union(policytable.ProxyHTTP, false, &layer7.Rules{HTTP: []layer7.HTTP{{Path: fmt.Sprint("/", i)}}})
+}
+
+// clock is a time that tests set.
+type clock struct{ time.Time }
+
+func (c *clock) now() time.Time { return c.Time }
+
+func registry(size int) (*Registry, *clock) {
+	c := &clock{time.Unix(1_795_000_000, 0)}
+	return New(Config{Size: size, Now: c.now}), c
+}
+
+func TestEqualContentHasTheSameNumber(t *testing.T) {
+	r, _ := registry(100)
+	a, b := shares.Labelled("a"), shares.Labelled("b")
+	r.Use(a, set(1))
+	r.Use(b, set(1))
+	r.Use(a, set(2))
+	one := r.Number(a, set(1).Digest())
+	if one == 0 || one != r.Number(b, set(1).Digest()) || one == r.Number(a, set(2).Digest()) {
+		t.Fatalf("numbers %d, %d, %d", one, r.Number(b, set(1).Digest()), r.Number(a, set(2).Digest()))
+	}
+	if got := r.Changes(); len(got) != 2 || got[0].Number != one || got[0].Set == nil {
+		t.Errorf("changes %+v", got)
+	}
+	// It stays while one of the tenants uses it.
+	r.Release(a, []layer7.Digest{set(1).Digest()})
+	if got := r.Number(b, set(1).Digest()); got != one || len(r.Changes()) != 0 {
+		t.Errorf("number %d, want %d", got, one)
+	}
+}
+
+func TestNumberIsKeptForTheGrace(t *testing.T) {
+	r, c := registry(1)
+	a := shares.Labelled("a")
+	use := func(i int) policytable.RuleSet {
+		r.Use(a, set(i))
+		return r.Number(a, set(i).Digest())
+	}
+	first := use(1)
+	r.Release(a, []layer7.Digest{set(1).Digest()})
+	if n := use(1); n != first {
+		t.Fatalf("number %d after %d: the content is the same", n, first)
+	}
+	r.Release(a, []layer7.Digest{set(1).Digest()})
+	r.Changes()
+	if n := use(2); n != 0 {
+		t.Fatalf("number %d: connections may still carry it", n)
+	}
+	if wake := r.Expire(); !wake.After(c.Time) {
+		t.Errorf("the next call is due at %v", wake)
+	}
+	c.Time = c.Add(Grace)
+	r.Expire()
+	if !r.Divide() {
+		t.Fatal("nothing has changed, although a number is free")
+	}
+	if n := r.Number(a, set(2).Digest()); n != first {
+		t.Errorf("number %d, want %d", n, first)
+	}
+	if got := r.Changes(); len(got) != 1 || got[0].Set == nil || got[0].Digest != set(2).Digest() {
+		t.Errorf("changes %+v, want the new content of the number", got)
+	}
+}
+
+func TestRestoredNumbersStay(t *testing.T) {
+	r, c := registry(10)
+	r.Restore(7, set(1).Digest())
+	r.Restore(7, set(2).Digest()) // taken
+	r.Restore(0, set(3).Digest())
+	r.Restore(11, set(3).Digest())
+	a := shares.Labelled("a")
+	for i := 1; i <= 3; i++ {
+		r.Use(a, set(i))
+	}
+	r.Divide()
+	if n := r.Number(a, set(1).Digest()); n != 7 {
+		t.Errorf("number %d, want the restored one", n)
+	}
+	for i := 2; i <= 3; i++ {
+		if n := r.Number(a, set(i).Digest()); n == 0 || n == 7 || n > 10 {
+			t.Errorf("set %d has the number %d", i, n)
+		}
+	}
+	c.Time = c.Add(Grace)
+	r.Expire()
+	if n := r.Number(a, set(1).Digest()); n != 7 {
+		t.Errorf("number %d after the grace, want the restored one, which is in use", n)
+	}
+}
+
+// TestOneTenantDoesNotTakeTheNumbersOfAnother: one tenant fills the numbers. Then another gets its share, and the first
+// loses numbers.
+func TestOneTenantDoesNotTakeTheNumbersOfAnother(t *testing.T) {
+	const size = 40
+	r, c := registry(size)
+	greedy, small := shares.Labelled("greedy"), shares.Labelled("small")
+	for i := range 3 * size {
+		r.Use(greedy, set(i))
+	}
+	r.Divide()
+	if f := r.Figures(); f.Numbered < size*9/10 || f.Numbered+f.Without != 3*size {
+		t.Fatalf("%+v: one tenant alone may use nine tenths of %d numbers", f, size)
+	}
+	for i := range size / 4 {
+		r.Use(small, set(1000+i))
+	}
+	for range 3 { // what is taken from the first tenant is free after the grace
+		c.Time = c.Add(Grace)
+		r.Expire()
+		r.Divide()
+	}
+	for i := range size / 4 {
+		if r.Number(small, set(1000+i).Digest()) == 0 {
+			t.Errorf("set %d of the small tenant has no number: %+v", i, r.Usage())
+		}
+	}
+	seen := make(map[policytable.RuleSet]layer7.Digest)
+	for u := range r.users {
+		if n := r.Number(u.tenant, u.digest); n != 0 {
+			if d, ok := seen[n]; ok && d != u.digest {
+				t.Fatalf("two sets have the number %d", n)
+			}
+			seen[n] = u.digest
+		}
+	}
+	if len(seen) < size*9/10 {
+		t.Errorf("%d sets have a number, want nine tenths of %d", len(seen), size)
+	}
+}
+
+func TestNothingIsLeftAfterAllTablesAreGone(t *testing.T) {
+	r, c := registry(8)
+	for i := range 20 {
+		r.Use(shares.Labelled(fmt.Sprint(i%3)), set(i))
+	}
+	r.Divide()
+	for i := range 20 {
+		r.Release(shares.Labelled(fmt.Sprint(i%3)), []layer7.Digest{set(i).Digest()})
+	}
+	c.Time = c.Add(Grace)
+	if wake := r.Expire(); !wake.IsZero() {
+		t.Errorf("a call is due at %v", wake)
+	}
+	left := len(r.users) + len(r.content) + len(r.taken) + len(r.numbers) + len(r.lacking) + r.refused
+	if left != 0 || r.Figures() != (Figures{}) {
+		t.Errorf("left: %+v", r)
+	}
+}
+
+func TestSetThatIsTooLargeHasNoNumber(t *testing.T) {
+	r, _ := registry(8)
+	var rules layer7.Rules
+	for i := range layer7.MaxEntries + 1 {
+		rules.HTTP = append(rules.HTTP, layer7.HTTP{Path: fmt.Sprint("/", i)})
+	}
+	s := layer7.Union(policytable.ProxyHTTP, false, &rules)
+	r.Use(shares.System, s)
+	if n := r.Number(shares.System, s.Digest()); n != 0 || r.Figures().Without != 1 {
+		t.Errorf("number %d, %+v", n, r.Figures())
+	}
+	r.Release(shares.System, []layer7.Digest{s.Digest()})
+	if r.Figures() != (Figures{}) {
+		t.Errorf("left: %+v", r.Figures())
+	}
+}

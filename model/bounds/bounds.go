@@ -113,6 +113,12 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "rule-sets", Process: "sluice-policy", Default: "65,535", Divided: ByTenant,
+		Beyond: "sets of layer 7 rules of a tenant above its share have no number, and a proxy refuses their connections",
+		Shown:  "`sluice shares`, `sluice status`, `sluice_policy_exceeds_share`",
+		Tests:  []string{"TestOneTenantDoesNotTakeTheNumbersOfAnother", "TestOneTenantDoesNotUseUpTheRuleSets"},
+	},
+	{
 		Name: "identity-classes", Process: "sluice-policy", Default: "26,213 of 32,767", Divided: ByTenant,
 		Beyond: "selectors of a tenant above its share do not split classes: their allow rules match no peer " +
 			"of such a class, their deny rules match all",

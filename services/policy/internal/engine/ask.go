@@ -26,7 +26,7 @@ type Draft struct {
 // Draft returns a copy of the engine's inputs. It only copies references to policies, identities and addresses.
 func (e *Engine) Draft() Draft {
 	d := Draft{config: e.config, subjects: make([]identity.Numeric, 0, len(e.subjects))}
-	d.config.Events = nil
+	d.config.Events, d.config.RuleSets = nil, nil // they belong to the original engine
 	d.change.UpsertPolicies = make([]policy.Object, 0, len(e.objects))
 	for _, o := range e.objects {
 		d.change.UpsertPolicies = append(d.change.UpsertPolicies, *o)

@@ -140,8 +140,10 @@ type Engine struct {
 	// defined tables with redirect rules
 	redirecting map[*live]struct{}
 	sets        *ruleset.Registry
-	freed       int  // number of events that freed capacity in tables
-	coarse      bool // makes every table coarse, for tests
+	// redirecting tables that have lost a subject, or whose subjects may have other tenants: see recharge
+	unpaid map[*live]struct{}
+	freed  int  // number of events that freed capacity in tables
+	coarse bool // makes every table coarse, for tests
 
 	counters  Counters
 	lastTable policytable.ID
@@ -172,6 +174,7 @@ func New(config Config) *Engine {
 		crowded:     make(map[*live]struct{}),
 		large:       make(map[compile.Hash]error),
 		redirecting: make(map[*live]struct{}),
+		unpaid:      make(map[*live]struct{}),
 		sets:        config.RuleSets,
 	}
 	if e.sets == nil {

@@ -33,7 +33,14 @@ func (e *Engine) bindEvent(s *subject, d policytable.Direction, l *live) policyt
 // TenantsChanged emits the bindings of subjects whose namespaces now belong to other tenants.
 func (e *Engine) TenantsChanged() {
 	e.recount()
-	if e.config.Tenant == nil || e.config.Events == nil {
+	if e.config.Tenant == nil {
+		return
+	}
+	defer e.renumber()
+	for l := range e.redirecting {
+		e.unpaid[l] = struct{}{}
+	}
+	if e.config.Events == nil {
 		return
 	}
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
@@ -91,9 +92,14 @@ func (e *Engine) nameSets(l *live) {
 	}
 }
 
+// Renumber replaces the tables whose rule sets have got or lost a number. Apply does so, too; the owner of the numbers
+// calls Renumber after numbers have become free.
+func (e *Engine) Renumber() { e.renumber() }
+
 // renumber replaces the tables whose rule sets have got or lost a number since they were defined.
 func (e *Engine) renumber() {
-	if !e.sets.Divide() {
+	charged := e.recharge()
+	if !e.sets.Divide() && !charged {
 		return
 	}
 	for _, l := range inOrder(e.redirecting) {
@@ -103,6 +109,54 @@ func (e *Engine) renumber() {
 			e.replaceTable(l)
 		}
 	}
+}
+
+// recharge charges the rule sets of tables that have lost subjects to the tenant of a subject that they still have. It
+// reports whether a table has another payer. Otherwise a tenant would pay for the tables of others.
+func (e *Engine) recharge() (changed bool) {
+	if len(e.unpaid) == 0 {
+		return false
+	}
+	first, pays := make(map[*live]shares.Tenant), make(map[*live]bool)
+	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
+		s := e.subjects[n]
+		for _, l := range s.bound {
+			if _, ok := e.unpaid[l]; !ok {
+				continue
+			}
+			t, _ := e.config.Tenant(s.namespace)
+			if _, ok := first[l]; !ok {
+				first[l] = t
+			}
+			pays[l] = pays[l] || t == l.payer
+		}
+	}
+	for _, l := range inOrder(e.unpaid) {
+		t, ok := first[l]
+		if !ok {
+			continue // a Preparation holds it, and a subject of any tenant may get it
+		}
+		delete(e.unpaid, l)
+		if pays[l] {
+			continue
+		}
+		for _, d := range l.named {
+			e.sets.Use(t, l.setOf(d))
+		}
+		e.sets.Release(l.payer, l.named)
+		l.payer, changed = t, true
+	}
+	return changed
+}
+
+// setOf returns a rule set of the table.
+func (l *live) setOf(d layer7.Digest) *layer7.Set {
+	for i := range l.table.Rules {
+		if set := l.program.Set(uint16(i + 1)); set != nil && set.Digest() == d { //nolint:gosec // at most table.MaxRules
+			return set
+		}
+	}
+	return nil
 }
 
 // numberIn returns the number of a rule set in a table as it was defined.

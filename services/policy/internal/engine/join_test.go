@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -157,5 +158,58 @@ func TestOneTenantDoesNotUseUpTheRuleSets(t *testing.T) {
 	}
 	if with, without := numbers(identity.MinCluster + 1); with != 1 || without != 0 {
 		t.Errorf("the small tenant: %d sets with a number, %d without", with, without)
+	}
+}
+
+// TestTenantPaysForNoTablesOfOthers: a table of subjects of two tenants is charged to the first one. It is charged to the
+// other one when the first has no subject with the table any more, or belongs to another tenant.
+func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
+	sets := ruleset.New(ruleset.Config{Size: 16})
+	moved := false
+	e := New(Config{RuleSets: sets, Tenant: func(ns string) (shares.Tenant, int) {
+		if moved {
+			ns += "-moved"
+		}
+		return byNamespace(ns)
+	}})
+	every := asks(t, "", "p", "k", "n.example")
+	every.Specs[0].Subject = selector.Selector{}
+	apply(t, e, Change{UpsertPolicies: []policy.Object{every}})
+	const first, second = identity.MinCluster, identity.MinCluster + 1
+	for i, ns := range []string{"one", "two"} {
+		n := identity.MinCluster + identity.Numeric(i)
+		apply(t, e, Change{AddIdentities: []peer.Identity{labelled(t, n, ns)}, AddSubjects: []identity.Numeric{n}})
+	}
+	number := func(n identity.Numeric) policytable.RuleSet {
+		b, _ := e.Bound(n, policytable.Egress)
+		for _, r := range b.Table.Rules {
+			if r.Action == policytable.Redirect {
+				return r.RuleSet
+			}
+		}
+		return 0
+	}
+	payers := func() (out []string) {
+		for _, u := range sets.Usage().Tenants {
+			out = append(out, u.Tenant.Name())
+		}
+		return out
+	}
+	n := number(first)
+	if got := payers(); n == 0 || n != number(second) || !slices.Equal(got, []string{"one"}) {
+		t.Fatalf("numbers %d and %d, payers %v", n, number(second), got)
+	}
+	apply(t, e, Change{RemoveSubjects: []identity.Numeric{first}})
+	if got := payers(); number(second) != n || !slices.Equal(got, []string{"two"}) {
+		t.Errorf("without the first subject: number %d, want %d; payers %v, want two", number(second), n, got)
+	}
+	moved = true
+	e.TenantsChanged()
+	if got := payers(); number(second) != n || !slices.Equal(got, []string{"two-moved"}) {
+		t.Errorf("in another tenant: number %d, want %d; payers %v, want two-moved", number(second), n, got)
+	}
+	apply(t, e, Change{RemoveSubjects: []identity.Numeric{second}})
+	if got := payers(); len(got) > 0 {
+		t.Errorf("without subjects: payers %v", got)
 	}
 }

@@ -485,6 +485,9 @@ func (e *Engine) release(list []*live) {
 	var unused []*liveSelector
 	for _, l := range list {
 		if l.refs--; l.refs > 0 {
+			if _, ok := e.redirecting[l]; ok && e.config.Tenant != nil {
+				e.unpaid[l] = struct{}{}
+			}
 			continue
 		}
 		delete(e.tables, l.program.Hash)
@@ -569,6 +572,7 @@ func (e *Engine) remove(l *live) (unused []*liveSelector) {
 		}
 	}
 	delete(e.redirecting, l)
+	delete(e.unpaid, l)
 	if l.defined {
 		e.emit(policytable.RetireTable{Table: l.id})
 	}

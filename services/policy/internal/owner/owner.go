@@ -113,6 +113,7 @@ type Owner struct {
 	names       *Names
 	feed        *IdentityFeed
 	reader      *Reader
+	ruleSets    *ruleSets
 	problems    *problem.Set
 	alarm       *alarm // when to sweep
 	fatal       error
@@ -148,6 +149,11 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 		}
 		return t, guarantees[t.Name()]
 	}
+	var err error
+	if o.ruleSets, err = newRuleSets(&config, dir, o.problems); err != nil {
+		return nil, err
+	}
+	config.Engine.RuleSets = o.ruleSets.registry
 	o.engine = engine.New(config.Engine)
 	o.compiler = &compiler{engine: o.engine, problems: o.problems, identities: o.identities, interests: o.interests}
 	o.loop = loop.New(loop.Options{
@@ -197,7 +203,7 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 }
 
 // Close releases the state directory. Run must have returned.
-func (o *Owner) Close() error { return o.storage.journal.Close() }
+func (o *Owner) Close() error { return errors.Join(o.storage.journal.Close(), o.ruleSets.file.Close()) }
 
 // Run owns the state until ctx ends.
 func (o *Owner) Run(ctx context.Context) error {
@@ -222,8 +228,12 @@ func (o *Owner) pause() time.Duration {
 	return next
 }
 
-// publish appends the steps of the engine to the stream.
-func (o *Owner) publish() { o.publisher.publish(o.policies, o.sources) }
+// publish stores the numbers of rule sets, and appends the steps of the engine to the stream.
+func (o *Owner) publish() {
+	o.ruleSets.publish()
+	o.alarm.set(o.ruleSets.next())
+	o.publisher.publish(o.policies, o.sources)
+}
 
 // sweep does all timed work that is due.
 func (o *Owner) sweep() {
@@ -238,6 +248,7 @@ func (o *Owner) sweep() {
 	}
 	o.subscribers.sweep(now)
 	o.names.sweep(now)
+	o.ruleSets.sweep(now, o.engine)
 }
 
 // Ready returns a channel that is closed once every source is complete, or immediately if the state of an earlier run

@@ -58,6 +58,7 @@ type Reader struct {
 	identities *identities
 	interests  *interests
 	names      *names.Table
+	ruleSets   *ruleSets
 	problems   *problem.Set
 }
 
@@ -66,7 +67,8 @@ func newReader(o *Owner) *Reader {
 	return &Reader{
 		config: &o.config, loop: o.loop, questions: o.loop.NewLock(), engine: o.engine, publisher: o.publisher,
 		storage: o.storage, forms: o.forms, policies: o.policies, places: o.places, sources: o.sources,
-		identities: o.identities, interests: o.interests, names: o.names.table, problems: o.problems,
+		identities: o.identities, interests: o.interests, names: o.names.table, ruleSets: o.ruleSets,
+		problems: o.problems,
 	}
 }
 
@@ -289,7 +291,11 @@ func (r *Reader) Status(ctx context.Context) (summary.Status, error) {
 				s.Note(summary.ProblemPolicy, "%s %s: %s", p.Key, what, p.Broken)
 			}
 		}
-		s.Limits, s.Reduced = append(r.places.ledger.Usage(), r.splits()...), len(r.engine.Reduced())
+		s.Limits, s.Reduced = append(r.places.ledger.Usage(), r.divided()...), len(r.engine.Reduced())
+		if n := r.ruleSets.registry.Figures().Without; n > 0 {
+			s.Note(summary.ProblemPolicy, "sets of layer 7 rules without a number: %d; connections that they would evaluate "+
+				"are refused; `sluice shares` lists the use of the limit rule-sets", n)
+		}
 		s.Sources = r.sources.states(r.policies)
 		for by, x := range r.sources.refusals() {
 			s.Refused++
@@ -359,18 +365,18 @@ func (r *Reader) Figures() (weight int, cut uint64) {
 // Shares returns the tenants' use of each limit.
 func (r *Reader) Shares(ctx context.Context) ([]shares.Usage, error) {
 	return loop.Ask(ctx, r.loop, opRead, func() ([]shares.Usage, error) {
-		return append(append(r.places.ledger.Usage(), r.places.isolations.Usage()...), r.splits()...), nil
+		return append(append(r.places.ledger.Usage(), r.places.isolations.Usage()...), r.divided()...), nil
 	})
 }
 
-// splits returns each tenant's use of the limits on identity classes and their rows.
-func (r *Reader) splits() []shares.Usage {
+// divided returns each tenant's use of the limits on identity classes, their rows, and rule sets.
+func (r *Reader) divided() []shares.Usage {
 	classes, _ := r.engine.Splits()
-	rows, ok := r.engine.SplitRows()
-	if !ok {
-		return []shares.Usage{classes}
+	out := []shares.Usage{classes}
+	if rows, ok := r.engine.SplitRows(); ok {
+		out = append(out, rows)
 	}
-	return []shares.Usage{classes, rows}
+	return append(out, r.ruleSets.registry.Usage())
 }
 
 // StorageFailure returns why the state cannot be stored; empty if it can.

@@ -48,6 +48,8 @@ type Registry struct {
 	refused int // users that the ledger has refused
 	order   int // number of users so far: the first users of a tenant get numbers first
 	changes map[policytable.RuleSet]Change
+	// expires is the earliest time at which an unused number may become free; zero: none does.
+	expires time.Time
 }
 
 // user is a tenant whose tables use a set.
@@ -97,8 +99,17 @@ func (r *Registry) Restore(n policytable.RuleSet, d layer7.Digest) {
 	if n == 0 || int(n) > r.config.Size || r.taken[n] != nil || r.numbers[d] != nil {
 		return
 	}
-	x := &numbered{number: n, digest: d, since: r.config.Now()}
+	x := &numbered{number: n, digest: d}
 	r.taken[n], r.numbers[d] = x, x
+	r.idle(x)
+}
+
+// idle records that nothing uses a number any more.
+func (r *Registry) idle(x *numbered) {
+	x.users, x.since = 0, r.config.Now()
+	if r.expires.IsZero() {
+		r.expires = x.since.Add(Grace) // later ones do not become free earlier
+	}
 }
 
 // Use records that a table of a tenant uses a set. The set gets a number if the tenant's share permits.
@@ -192,7 +203,7 @@ func (r *Registry) unassign(u user) {
 	if x := r.numbers[u.digest]; x.users > 1 {
 		x.users--
 	} else {
-		x.users, x.since = 0, r.config.Now()
+		r.idle(x)
 	}
 }
 
@@ -233,16 +244,31 @@ func (r *Registry) Divide() (changed bool) {
 	return changed
 }
 
-// Expire frees the numbers that have been unused for Grace. It returns the time of the next call; zero: none is due.
-func (r *Registry) Expire() (wake time.Time) {
+// Next returns when Expire and Divide are due; zero: never, unless something changes.
+func (r *Registry) Next() time.Time {
+	at := r.expires
+	if r.refused+len(r.lacking) > 0 {
+		if level := r.config.Now().Add(shares.LevelInterval); at.IsZero() || level.Before(at) {
+			at = level
+		}
+	}
+	return at
+}
+
+// Expire frees the numbers that have been unused for Grace.
+func (r *Registry) Expire() {
 	now := r.config.Now()
+	if r.expires.IsZero() || r.expires.After(now) {
+		return
+	}
+	r.expires = time.Time{}
 	for n, x := range r.taken {
 		if x.users > 0 {
 			continue
 		}
 		if end := x.since.Add(Grace); end.After(now) {
-			if wake.IsZero() || end.Before(wake) {
-				wake = end
+			if r.expires.IsZero() || end.Before(r.expires) {
+				r.expires = end
 			}
 			continue
 		}
@@ -250,12 +276,6 @@ func (r *Registry) Expire() (wake time.Time) {
 		delete(r.numbers, x.digest)
 		r.changes[n] = Change{Number: n, Digest: x.digest}
 	}
-	if r.refused+len(r.lacking) > 0 { // Divide is due
-		if at := now.Add(shares.LevelInterval); wake.IsZero() || at.Before(wake) {
-			wake = at
-		}
-	}
-	return wake
 }
 
 // Pending reports whether Changes has changes.

@@ -65,8 +65,8 @@ func TestNumberIsKeptForTheGrace(t *testing.T) {
 	if n := use(2); n != 0 {
 		t.Fatalf("number %d: connections may still carry it", n)
 	}
-	if wake := r.Expire(); !wake.After(c.Time) {
-		t.Errorf("the next call is due at %v", wake)
+	if r.Expire(); !r.Next().After(c.Time) {
+		t.Errorf("the next call is due at %v", r.Next())
 	}
 	c.Time = c.Add(Grace)
 	r.Expire()
@@ -157,8 +157,8 @@ func TestNothingIsLeftAfterAllTablesAreGone(t *testing.T) {
 		r.Release(shares.Labelled(fmt.Sprint(i%3)), []layer7.Digest{set(i).Digest()})
 	}
 	c.Time = c.Add(Grace)
-	if wake := r.Expire(); !wake.IsZero() {
-		t.Errorf("a call is due at %v", wake)
+	if r.Expire(); !r.Next().IsZero() {
+		t.Errorf("a call is due at %v", r.Next())
 	}
 	left := len(r.users) + len(r.content) + len(r.taken) + len(r.numbers) + len(r.lacking) + r.refused
 	if left != 0 || r.Figures() != (Figures{}) {

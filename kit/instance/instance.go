@@ -29,7 +29,9 @@ const (
 	EtcdID         = FirstServiceID + 4 // etcd of a development node; its group has the same number
 	DatapathID     = FirstServiceID + 5
 	ControllerID   = FirstServiceID + 6 // the user is called sluice-status, the name in earlier versions
+	HTTPID         = FirstServiceID + 7 // proxy for HTTP and TLS, which does not exist yet
 	HubbleID       = FirstServiceID + 8
+	DNSID          = FirstServiceID + 9 // proxy for DNS, which does not exist yet
 	StoreID        = FirstServiceID + 11
 )
 

@@ -25,6 +25,7 @@ func TestUsersLieInNoRangeThatOthersHandOut(t *testing.T) {
 	for name, id := range map[string]uint32{
 		"sluice": GroupID, "identity": IdentityID, "ipam": IPAMID, "policy": PolicyID, "loadbalancer": LoadBalancerID,
 		"etcd": EtcdID, "datapath": DatapathID, "controller": ControllerID, "hubble": HubbleID, "store": StoreID,
+		"http": HTTPID, "dns": DNSID,
 		"the last": LastServiceID,
 	} {
 		for whose, r := range foreign {

@@ -159,7 +159,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.loop = loop.New(loop.Options{
 		After: func() { // runs before the caller of a turn receives the answer
 			o.publish()
-			o.sources.checkReady()
+			o.checkReady()
 		},
 		Processor: config.Processor, Done: func() int { return o.engine.Counters().Tables },
 	})
@@ -190,9 +190,19 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.feed = newIdentityFeed(o, dir)
 	o.reader = newReader(o)
 	o.publish()
-	o.sources.checkReady()
+	o.checkReady()
 	return o, nil
 }
+
+// checkReady serves subscribers and readers of rule sets once every source is complete.
+func (o *Owner) checkReady() {
+	if o.sources.checkReady(); o.sources.ready {
+		o.ruleSets.hub.Loaded()
+	}
+}
+
+// RuleSets returns the rule sets, for readers of other goroutines.
+func (o *Owner) RuleSets() *RuleSets { return o.ruleSets.hub }
 
 // AcceptWithout makes subscribers stop waiting for a policy file that could never be read, and records that decision.
 // With validateOnly it changes nothing.
@@ -208,6 +218,7 @@ func (o *Owner) Close() error { return errors.Join(o.storage.journal.Close(), o.
 // Run owns the state until ctx ends.
 func (o *Owner) Run(ctx context.Context) error {
 	defer o.tasks.Wait()
+	defer o.ruleSets.hub.Close()
 	o.ctx, o.storage.ctx = ctx, ctx
 	return o.loop.Run(ctx, loop.Work{
 		Pause: o.pause, Sweep: o.sweep, SweepAs: opSweep,
@@ -230,7 +241,7 @@ func (o *Owner) pause() time.Duration {
 
 // publish stores the numbers of rule sets, and appends the steps of the engine to the stream.
 func (o *Owner) publish() {
-	o.ruleSets.publish()
+	o.ruleSets.publish(o.publisher.barrier.Policy)
 	o.alarm.set(o.ruleSets.next())
 	o.publisher.publish(o.policies, o.sources)
 }

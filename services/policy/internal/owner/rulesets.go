@@ -7,16 +7,28 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/problem"
+	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/ruleset"
 )
 
-// ruleSets holds the numbers of the sets of layer 7 rules. It belongs to the loop.
+// RuleSets distributes the sets of layer 7 rules by number. The origin of an event is the policy revision whose sets it
+// includes.
+type RuleSets = watch.Hub[policytable.RuleSet, *layer7.Set]
+
+// mergeRevisions is the maximum delay of the bookmark for a policy revision that changes no rule set.
+const mergeRevisions = 100 * time.Millisecond
+
+// ruleSets holds the numbers of the sets of layer 7 rules. It belongs to the loop, except for the hub.
 type ruleSets struct {
+	hub      *RuleSets
 	registry *ruleset.Registry
 	file     *ruleset.File
 	problems *problem.Set
 	now      func() time.Time
+	revision uint64    // the last one in publish
 	retryAt  time.Time // when to write again what could not be written; zero: everything is written
 }
 
@@ -24,6 +36,10 @@ type ruleSets struct {
 func newRuleSets(config *Config, dir string, p *problem.Set) (*ruleSets, error) {
 	r := &ruleSets{
 		registry: ruleset.New(ruleset.Config{Shares: config.Tenants.Settings(), Now: config.Now}),
+		hub: watch.NewHub[policytable.RuleSet](watch.Options[*layer7.Set]{
+			Loading: true, Quiet: mergeRevisions,
+			Equal: func(a, b *layer7.Set) bool { return a.Digest() == b.Digest() },
+		}),
 		problems: p, now: config.Now,
 	}
 	var err error
@@ -31,14 +47,29 @@ func newRuleSets(config *Config, dir string, p *problem.Set) (*ruleSets, error) 
 	return r, err
 }
 
-// publish stores the numbers that have changed. It runs before tables with the numbers are published, so that another
-// process never gives a number that a connection carries to another set.
-func (r *ruleSets) publish() {
-	if !r.registry.Pending() {
-		return
+// publish stores the numbers that have changed, and passes them on. It runs before tables with the numbers are published,
+// so that another process never gives a number that a connection carries to another set, and proxies know the sets of all
+// connections. revision is the policy revision whose sets have all been numbered.
+func (r *ruleSets) publish(revision uint64) {
+	if r.registry.Pending() {
+		changes := r.registry.Changes()
+		r.write(changes)
+		for _, c := range changes {
+			if c.Set == nil {
+				r.hub.Delete(c.Number)
+			} else {
+				r.hub.Upsert(c.Number, c.Set)
+			}
+		}
 	}
-	r.write(r.registry.Changes())
+	if r.revision != revision {
+		r.revision = revision
+		r.hub.Reach(policyRevisions, int64(revision)) //nolint:gosec // far below the maximum
+	}
 }
+
+// policyRevisions is the store of the origins of events.
+const policyRevisions = 1
 
 func (r *ruleSets) write(changes []ruleset.Change) {
 	err := r.file.Write(changes)

@@ -109,6 +109,11 @@ func calls(socket string) (map[string]codes.Code, error) {
 		_, err = w.Recv()
 	}
 	note("WatchPolicyTables", err)
+	sets, err := c.WatchRuleSets(ctx, &policyv1.WatchRuleSetsRequest{})
+	if err == nil {
+		_, err = sets.Recv()
+	}
+	note("WatchRuleSets", err)
 	list, err := c.ListPolicies(ctx, &policyv1.ListPoliciesRequest{})
 	if err == nil {
 		_, err = list.Recv()
@@ -148,6 +153,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 	}
 	s := serve(t)
 	s.know(town)
+	s.complete()
 	if err := os.Chmod(s.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -155,6 +161,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 	changes := []string{
 		"UpsertPolicies", "DeletePolicies", "ReplacePolicies", "CompleteSource", "ConfirmPolicies",
 		"AcceptWithoutFile", "LearnNames", "ForgetNames", "WatchPolicyTables", "HoldAddresses",
+		"WatchRuleSets",
 	}
 	if n := len(policyv1.PolicyService_ServiceDesc.Methods) + len(policyv1.PolicyService_ServiceDesc.Streams); n != len(reads)+len(changes) {
 		t.Fatalf("the service has %d methods, this test knows %d", n, len(reads)+len(changes))
@@ -164,12 +171,15 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		uid     uint32
 		changes codes.Code
 		tables  codes.Code // for WatchPolicyTables and HoldAddresses
+		sets    codes.Code // for WatchRuleSets
 	}{
-		{"root", 0, codes.OK, codes.OK},
-		{"datapath", 65706, codes.PermissionDenied, codes.OK},
-		{"identity", 65701, codes.PermissionDenied, codes.PermissionDenied},
-		{"itself", 65703, codes.PermissionDenied, codes.PermissionDenied},
-		{"a reader", 65799, codes.PermissionDenied, codes.PermissionDenied},
+		{"root", 0, codes.OK, codes.OK, codes.OK},
+		{"datapath", 65706, codes.PermissionDenied, codes.OK, codes.PermissionDenied},
+		{"http", 65708, codes.PermissionDenied, codes.PermissionDenied, codes.OK},
+		{"dns", 65710, codes.PermissionDenied, codes.PermissionDenied, codes.OK},
+		{"identity", 65701, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+		{"itself", 65703, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+		{"a reader", 65799, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
 	} {
 		exe, err := os.Executable()
 		if err != nil {
@@ -198,6 +208,9 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 			want := c.changes
 			if m == "WatchPolicyTables" || m == "HoldAddresses" {
 				want = c.tables
+			}
+			if m == "WatchRuleSets" {
+				want = c.sets
 			}
 			if got[m] != want {
 				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], want)

@@ -73,6 +73,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 // enforce, and the group may read.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
+	proxies := rpc.RootAnd(instance.HTTPID, instance.DNSID)
 	read := rpc.Limit{InFlight: 16, Waiting: 128}
 	// These methods compile tables only for their answers, which is costly.
 	costly := rpc.Limit{InFlight: 2, Waiting: 16}
@@ -86,6 +87,7 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_ConfirmPolicies_FullMethodName:   {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_AcceptWithoutFile_FullMethodName: {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
+		policyv1.PolicyService_WatchRuleSets_FullMethodName:     {Access: proxies, Limit: rpc.Limit{InFlight: 8}},
 		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
 		policyv1.PolicyService_HoldAddresses_FullMethodName:     {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
 		policyv1.PolicyService_ForgetNames_FullMethodName:       {Access: rpc.Root(), Limit: change},

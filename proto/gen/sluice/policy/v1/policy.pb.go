@@ -3701,7 +3701,7 @@ var File_sluice_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1dsluice/policy/v1/policy.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1csluice/policy/v1/table.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"r\n" +
+	"\x1dsluice/policy/v1/policy.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1esluice/identity/v1/store.proto\x1a\x17sluice/net/v1/net.proto\x1a\x1esluice/policy/v1/ruleset.proto\x1a\x1csluice/policy/v1/table.proto\x1a\x1dsluice/status/v1/status.proto\x1a!sluice/workload/v1/workload.proto\"r\n" +
 	"\tPolicyKey\x12\x1d\n" +
 	"\x04kind\x18\x01 \x01(\tB\t\xbaH\x06r\x04\x10\x01\x18?R\x04kind\x12&\n" +
 	"\tnamespace\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1e\n" +
@@ -4009,7 +4009,7 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14SOURCE_KIND_IDENTITY\x10\x01\x12\x14\n" +
 	"\x10SOURCE_KIND_GRPC\x10\x02\x12\x14\n" +
 	"\x10SOURCE_KIND_FILE\x10\x03\x12\x1a\n" +
-	"\x16SOURCE_KIND_KUBERNETES\x10\x042\xfa\f\n" +
+	"\x16SOURCE_KIND_KUBERNETES\x10\x042\xde\r\n" +
 	"\rPolicyService\x12c\n" +
 	"\x0eUpsertPolicies\x12'.sluice.policy.v1.UpsertPoliciesRequest\x1a(.sluice.policy.v1.UpsertPoliciesResponse\x12c\n" +
 	"\x0eDeletePolicies\x12'.sluice.policy.v1.DeletePoliciesRequest\x1a(.sluice.policy.v1.DeletePoliciesResponse\x12f\n" +
@@ -4018,7 +4018,8 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x0fConfirmPolicies\x12(.sluice.policy.v1.ConfirmPoliciesRequest\x1a).sluice.policy.v1.ConfirmPoliciesResponse\x12_\n" +
 	"\fListPolicies\x12%.sluice.policy.v1.ListPoliciesRequest\x1a&.sluice.policy.v1.ListPoliciesResponse0\x01\x12c\n" +
 	"\x0eGetPolicyTable\x12'.sluice.policy.v1.GetPolicyTableRequest\x1a(.sluice.policy.v1.GetPolicyTableResponse\x12p\n" +
-	"\x11WatchPolicyTables\x12*.sluice.policy.v1.WatchPolicyTablesRequest\x1a+.sluice.policy.v1.WatchPolicyTablesResponse(\x010\x01\x12f\n" +
+	"\x11WatchPolicyTables\x12*.sluice.policy.v1.WatchPolicyTablesRequest\x1a+.sluice.policy.v1.WatchPolicyTablesResponse(\x010\x01\x12b\n" +
+	"\rWatchRuleSets\x12&.sluice.policy.v1.WatchRuleSetsRequest\x1a'.sluice.policy.v1.WatchRuleSetsResponse0\x01\x12f\n" +
 	"\x0fWaitForRevision\x12(.sluice.policy.v1.WaitForRevisionRequest\x1a).sluice.policy.v1.WaitForRevisionResponse\x12W\n" +
 	"\n" +
 	"LearnNames\x12#.sluice.policy.v1.LearnNamesRequest\x1a$.sluice.policy.v1.LearnNamesResponse\x12V\n" +
@@ -4110,7 +4111,9 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(v12.Direction)(0),                // 61: sluice.net.v1.Direction
 	(*v13.ServiceStatus)(nil),         // 62: sluice.status.v1.ServiceStatus
 	(*WatchPolicyTablesRequest)(nil),  // 63: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchPolicyTablesResponse)(nil), // 64: sluice.policy.v1.WatchPolicyTablesResponse
+	(*WatchRuleSetsRequest)(nil),      // 64: sluice.policy.v1.WatchRuleSetsRequest
+	(*WatchPolicyTablesResponse)(nil), // 65: sluice.policy.v1.WatchPolicyTablesResponse
+	(*WatchRuleSetsResponse)(nil),     // 66: sluice.policy.v1.WatchRuleSetsResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -4176,34 +4179,36 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	17, // 60: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
 	20, // 61: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
 	63, // 62: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	22, // 63: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	24, // 64: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	26, // 65: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
-	30, // 66: sluice.policy.v1.PolicyService.ForgetNames:input_type -> sluice.policy.v1.ForgetNamesRequest
-	33, // 67: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	37, // 68: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	41, // 69: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	45, // 70: sluice.policy.v1.PolicyService.HoldAddresses:input_type -> sluice.policy.v1.HoldAddressesRequest
-	47, // 71: sluice.policy.v1.PolicyService.AcceptWithoutFile:input_type -> sluice.policy.v1.AcceptWithoutFileRequest
-	6,  // 72: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	14, // 73: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	8,  // 74: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	10, // 75: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	16, // 76: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	18, // 77: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	21, // 78: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	64, // 79: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	23, // 80: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	25, // 81: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 82: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
-	31, // 83: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
-	34, // 84: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	38, // 85: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	42, // 86: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	46, // 87: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
-	48, // 88: sluice.policy.v1.PolicyService.AcceptWithoutFile:output_type -> sluice.policy.v1.AcceptWithoutFileResponse
-	72, // [72:89] is the sub-list for method output_type
-	55, // [55:72] is the sub-list for method input_type
+	64, // 63: sluice.policy.v1.PolicyService.WatchRuleSets:input_type -> sluice.policy.v1.WatchRuleSetsRequest
+	22, // 64: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	24, // 65: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	26, // 66: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
+	30, // 67: sluice.policy.v1.PolicyService.ForgetNames:input_type -> sluice.policy.v1.ForgetNamesRequest
+	33, // 68: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	37, // 69: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	41, // 70: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	45, // 71: sluice.policy.v1.PolicyService.HoldAddresses:input_type -> sluice.policy.v1.HoldAddressesRequest
+	47, // 72: sluice.policy.v1.PolicyService.AcceptWithoutFile:input_type -> sluice.policy.v1.AcceptWithoutFileRequest
+	6,  // 73: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	14, // 74: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	8,  // 75: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	10, // 76: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	16, // 77: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	18, // 78: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	21, // 79: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	65, // 80: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	66, // 81: sluice.policy.v1.PolicyService.WatchRuleSets:output_type -> sluice.policy.v1.WatchRuleSetsResponse
+	23, // 82: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	25, // 83: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	27, // 84: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
+	31, // 85: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
+	34, // 86: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	38, // 87: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	42, // 88: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	46, // 89: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
+	48, // 90: sluice.policy.v1.PolicyService.AcceptWithoutFile:output_type -> sluice.policy.v1.AcceptWithoutFileResponse
+	73, // [73:91] is the sub-list for method output_type
+	55, // [55:73] is the sub-list for method input_type
 	55, // [55:55] is the sub-list for extension type_name
 	55, // [55:55] is the sub-list for extension extendee
 	0,  // [0:55] is the sub-list for field type_name
@@ -4214,6 +4219,7 @@ func file_sluice_policy_v1_policy_proto_init() {
 	if File_sluice_policy_v1_policy_proto != nil {
 		return
 	}
+	file_sluice_policy_v1_ruleset_proto_init()
 	file_sluice_policy_v1_table_proto_init()
 	file_sluice_policy_v1_policy_proto_msgTypes[1].OneofWrappers = []any{}
 	file_sluice_policy_v1_policy_proto_msgTypes[3].OneofWrappers = []any{}

@@ -33,6 +33,7 @@ const (
 	PolicyService_ListPolicies_FullMethodName      = "/sluice.policy.v1.PolicyService/ListPolicies"
 	PolicyService_GetPolicyTable_FullMethodName    = "/sluice.policy.v1.PolicyService/GetPolicyTable"
 	PolicyService_WatchPolicyTables_FullMethodName = "/sluice.policy.v1.PolicyService/WatchPolicyTables"
+	PolicyService_WatchRuleSets_FullMethodName     = "/sluice.policy.v1.PolicyService/WatchRuleSets"
 	PolicyService_WaitForRevision_FullMethodName   = "/sluice.policy.v1.PolicyService/WaitForRevision"
 	PolicyService_LearnNames_FullMethodName        = "/sluice.policy.v1.PolicyService/LearnNames"
 	PolicyService_ListNames_FullMethodName         = "/sluice.policy.v1.PolicyService/ListNames"
@@ -138,6 +139,18 @@ type PolicyServiceClient interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchPolicyTables(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchPolicyTablesRequest, WatchPolicyTablesResponse], error)
+	// WatchRuleSets sends the sets of layer 7 rules by which proxies evaluate redirected connections: all sets, then a
+	// bookmark with snapshot_complete, then changes as they happen. A set is sent before a table uses its number, and the
+	// number is deleted 5 minutes after the last table that used it. A bookmark follows each change of policies: its
+	// revision says which policies the sets include.
+	//
+	// A disconnected caller continues with the resume token of the last message. OUT_OF_RANGE: the token is too old or
+	// belongs to another run of the service; watch again without a token, and drop all sets that are not sent before the
+	// bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again
+	// with the last token. UNAVAILABLE: the service is stopping; watch again with the last token.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor a proxy.
+	WatchRuleSets(ctx context.Context, in *WatchRuleSetsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRuleSetsResponse], error)
 	// WaitForRevision returns once every connected subscriber that enforces has enforced the revision for the given
 	// subjects. It does not wait for subscribers that only watch or are disconnected. The answer lists the subscribers
 	// that enforce, connected and disconnected. If none is connected, the kernel may not have the revision.
@@ -302,6 +315,25 @@ func (c *policyServiceClient) WatchPolicyTables(ctx context.Context, opts ...grp
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PolicyService_WatchPolicyTablesClient = grpc.BidiStreamingClient[WatchPolicyTablesRequest, WatchPolicyTablesResponse]
 
+func (c *policyServiceClient) WatchRuleSets(ctx context.Context, in *WatchRuleSetsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRuleSetsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PolicyService_ServiceDesc.Streams[2], PolicyService_WatchRuleSets_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchRuleSetsRequest, WatchRuleSetsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PolicyService_WatchRuleSetsClient = grpc.ServerStreamingClient[WatchRuleSetsResponse]
+
 func (c *policyServiceClient) WaitForRevision(ctx context.Context, in *WaitForRevisionRequest, opts ...grpc.CallOption) (*WaitForRevisionResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(WaitForRevisionResponse)
@@ -324,7 +356,7 @@ func (c *policyServiceClient) LearnNames(ctx context.Context, in *LearnNamesRequ
 
 func (c *policyServiceClient) ListNames(ctx context.Context, in *ListNamesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNamesResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &PolicyService_ServiceDesc.Streams[2], PolicyService_ListNames_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &PolicyService_ServiceDesc.Streams[3], PolicyService_ListNames_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -363,7 +395,7 @@ func (c *policyServiceClient) Explain(ctx context.Context, in *ExplainRequest, o
 
 func (c *policyServiceClient) Diff(ctx context.Context, in *DiffRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[DiffResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &PolicyService_ServiceDesc.Streams[3], PolicyService_Diff_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &PolicyService_ServiceDesc.Streams[4], PolicyService_Diff_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -504,6 +536,18 @@ type PolicyServiceServer interface {
 	//
 	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
 	WatchPolicyTables(grpc.BidiStreamingServer[WatchPolicyTablesRequest, WatchPolicyTablesResponse]) error
+	// WatchRuleSets sends the sets of layer 7 rules by which proxies evaluate redirected connections: all sets, then a
+	// bookmark with snapshot_complete, then changes as they happen. A set is sent before a table uses its number, and the
+	// number is deleted 5 minutes after the last table that used it. A bookmark follows each change of policies: its
+	// revision says which policies the sets include.
+	//
+	// A disconnected caller continues with the resume token of the last message. OUT_OF_RANGE: the token is too old or
+	// belongs to another run of the service; watch again without a token, and drop all sets that are not sent before the
+	// bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again
+	// with the last token. UNAVAILABLE: the service is stopping; watch again with the last token.
+	//
+	// PERMISSION_DENIED: the caller is neither root nor a proxy.
+	WatchRuleSets(*WatchRuleSetsRequest, grpc.ServerStreamingServer[WatchRuleSetsResponse]) error
 	// WaitForRevision returns once every connected subscriber that enforces has enforced the revision for the given
 	// subjects. It does not wait for subscribers that only watch or are disconnected. The answer lists the subscribers
 	// that enforce, connected and disconnected. If none is connected, the kernel may not have the revision.
@@ -599,6 +643,9 @@ func (UnimplementedPolicyServiceServer) GetPolicyTable(context.Context, *GetPoli
 }
 func (UnimplementedPolicyServiceServer) WatchPolicyTables(grpc.BidiStreamingServer[WatchPolicyTablesRequest, WatchPolicyTablesResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchPolicyTables not implemented")
+}
+func (UnimplementedPolicyServiceServer) WatchRuleSets(*WatchRuleSetsRequest, grpc.ServerStreamingServer[WatchRuleSetsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchRuleSets not implemented")
 }
 func (UnimplementedPolicyServiceServer) WaitForRevision(context.Context, *WaitForRevisionRequest) (*WaitForRevisionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitForRevision not implemented")
@@ -773,6 +820,17 @@ func _PolicyService_WatchPolicyTables_Handler(srv interface{}, stream grpc.Serve
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PolicyService_WatchPolicyTablesServer = grpc.BidiStreamingServer[WatchPolicyTablesRequest, WatchPolicyTablesResponse]
+
+func _PolicyService_WatchRuleSets_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchRuleSetsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PolicyServiceServer).WatchRuleSets(m, &grpc.GenericServerStream[WatchRuleSetsRequest, WatchRuleSetsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PolicyService_WatchRuleSetsServer = grpc.ServerStreamingServer[WatchRuleSetsResponse]
 
 func _PolicyService_WaitForRevision_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(WaitForRevisionRequest)
@@ -993,6 +1051,11 @@ var PolicyService_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _PolicyService_WatchPolicyTables_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "WatchRuleSets",
+			Handler:       _PolicyService_WatchRuleSets_Handler,
+			ServerStreams: true,
 		},
 		{
 			StreamName:    "ListNames",

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package layer7
+
+import (
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/sluice-net/sluice/model/dnsname"
+)
+
+// Matcher evaluates parts of connections by a set. It is immutable, and safe for concurrent use.
+type Matcher struct {
+	set  *Set
+	http []matcher // rules whose expressions can be compiled
+}
+
+type matcher struct {
+	*HTTP
+	method, path, host *regexp.Regexp // nil matches every value
+}
+
+// NewMatcher compiles a set.
+func NewMatcher(s *Set) *Matcher {
+	m := &Matcher{set: s}
+	for i := range s.HTTP {
+		h := matcher{HTTP: &s.HTTP[i]}
+		ok := true
+		for _, e := range []struct {
+			text string
+			into **regexp.Regexp
+		}{{h.Method, &h.method}, {h.Path, &h.path}, {h.Host, &h.host}} {
+			if e.text == "" {
+				continue
+			}
+			// A rule with an expression that cannot be compiled matches nothing.
+			var err error
+			if *e.into, err = regexp.Compile("^(?:" + e.text + ")$"); err != nil {
+				ok = false
+			}
+		}
+		if ok {
+			m.http = append(m.http, h)
+		}
+	}
+	return m
+}
+
+// AllowsQuery reports whether the set allows a DNS query for a name.
+func (m *Matcher) AllowsQuery(name string) bool { return m.set.All || matches(m.set.DNS, name) }
+
+// AllowsServerName reports whether the set allows a TLS connection to the server name of a ClientHello. A ClientHello
+// without a name has the empty one, which no rule allows.
+func (m *Matcher) AllowsServerName(name string) bool {
+	return m.set.All || name != "" && matches(m.set.ServerNames, name)
+}
+
+func matches(list []dnsname.Pattern, name string) bool {
+	return slices.ContainsFunc(list, func(p dnsname.Pattern) bool { return p.Matches(name) })
+}
+
+// Request is the part of an HTTP request that rules match.
+type Request struct {
+	Method string
+	Path   string // normalised, with the query
+	Host   string // with the port if the request has one
+	Header http.Header
+}
+
+// Verdict is the result for an HTTP request.
+type Verdict struct {
+	Allowed bool
+	// Mismatches are the headers without the wanted value; all of them have an action other than Refuse. The proxy
+	// applies the actions before it passes the request on.
+	Mismatches []HeaderMatch
+}
+
+// AllowsRequest evaluates a request. If several rules match, a rule without a mismatch has priority, then the first rule
+// in the order of the set.
+func (m *Matcher) AllowsRequest(r *Request) Verdict {
+	if m.set.All {
+		return Verdict{Allowed: true}
+	}
+	var out Verdict
+	for i := range m.http {
+		v := m.http[i].allows(r)
+		if v.Allowed && len(v.Mismatches) == 0 {
+			return v
+		}
+		if v.Allowed && !out.Allowed {
+			out = v
+		}
+	}
+	return out
+}
+
+func (m *matcher) allows(r *Request) Verdict {
+	for _, e := range []struct {
+		*regexp.Regexp
+		value string
+	}{{m.method, r.Method}, {m.path, r.Path}, {m.host, r.Host}} {
+		if e.Regexp != nil && !e.MatchString(e.value) {
+			return Verdict{}
+		}
+	}
+	for _, h := range m.Headers {
+		value, present := header(r, h.Name)
+		if !present || h.HasValue && value != h.Value {
+			return Verdict{}
+		}
+	}
+	out := Verdict{Allowed: true}
+	for _, h := range m.Matches {
+		value, present := header(r, h.Name)
+		if present && value == h.Value {
+			continue
+		}
+		if h.Mismatch == Refuse {
+			return Verdict{}
+		}
+		out.Mismatches = append(out.Mismatches, h)
+	}
+	return out
+}
+
+// header returns the values of a header, joined by commas: a server may use any of them, so all of them must be as the
+// rule says.
+func header(r *Request, name string) (value string, present bool) {
+	all := r.Header.Values(name)
+	return strings.Join(all, ","), len(all) > 0
+}

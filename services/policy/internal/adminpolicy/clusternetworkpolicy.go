@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
 
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -463,8 +464,13 @@ func (c *converter) add(d policytable.Direction, index int, action string, peers
 		r.Action = policytable.Allow
 	}
 	r.Peers.Any = len(peers) == 0
+	for _, p := range peers {
+		c.peer(r, p)
+	}
 	for i, p := range peers {
-		c.peer(r, i, p)
+		if p.DomainNames != nil {
+			c.resolver(r, i)
+		}
 	}
 	c.spec.Rules = append(c.spec.Rules, r.Seal())
 	if len(c.unknown) == 0 {
@@ -480,7 +486,7 @@ func (c *converter) add(d policytable.Direction, index int, action string, peers
 	c.unknown = nil
 }
 
-func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
+func (c *converter) peer(r *rule.Rule, p EgressPeer) {
 	switch {
 	case p.Namespaces != nil: // this is true in every cluster
 		r.Peers.Selectors = append(r.Peers.Selectors, selector.New(p.Namespaces.Namespaces()...))
@@ -510,20 +516,22 @@ func (c *converter) peer(r *rule.Rule, i int, p EgressPeer) {
 			}
 			r.Peers.Names = append(r.Peers.Names, rule.NamePeer{Pattern: pattern, Reach: rule.ReachOutside})
 		}
-		c.resolver(r, i)
 	}
 }
 
-// resolver allows the subject to query the cluster's DNS resolver through the DNS proxy. Without these queries, no
-// addresses could be learned for DNS names.
+// resolver allows the subject to query the cluster's DNS resolver through the DNS proxy, for the names of all peers of
+// the rule: a table has one deciding rule for these queries. Without them, the proxy could learn no addresses.
 func (c *converter) resolver(r *rule.Rule, i int) {
 	dns := &rule.Rule{
 		Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,
-		Action: policytable.Redirect, Proxy: policytable.ProxyDNS,
+		Action: policytable.Redirect, Proxy: policytable.ProxyDNS, Layer7: &layer7.Rules{},
 		Peers: rule.Peers{Selectors: []selector.Selector{selector.New(selector.Requirement{
 			Key: "k8s-app", Op: selector.In, Values: []string{"kube-dns"},
 		})}},
 		Ports: []rule.Port{{Name: "dns"}, {Name: "dns-tcp"}},
+	}
+	for _, n := range r.Peers.Names {
+		dns.Layer7.DNS = append(dns.Layer7.DNS, n.Pattern)
 	}
 	dns.Source.Path += ".to[" + strconv.Itoa(i) + "].domainNames"
 	c.spec.Rules = append(c.spec.Rules, dns.Seal())

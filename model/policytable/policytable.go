@@ -117,8 +117,8 @@ type Rule struct {
 	Action Action
 	Tier   Tier
 	Proxy  Proxy // NoProxy unless Action is Redirect
-	// RuleSet is the number of the set of layer 7 rules that the proxy evaluates. With 0 the proxy must refuse the
-	// connection. It is 0 unless Action is Redirect.
+	// RuleSet is the number of the set of layer 7 rules that the proxy evaluates. A redirect rule with 0 must drop its
+	// packets: a proxy understands 0 as a side that redirects nothing. It is 0 unless Action is Redirect.
 	RuleSet RuleSet
 }
 

@@ -67,12 +67,16 @@ func (e *Engine) join(l *live) error {
 
 // addJoints replaces the tables that lack joint rules.
 func (e *Engine) addJoints() {
-	for _, l := range inOrder(e.redirecting) {
+	lack := make(map[*live]struct{})
+	for l := range e.redirecting {
 		if l.missing && l.refs > 0 {
-			// If the table is too large with further joint rules, it keeps the present ones, which allow less.
-			l.missing = false
-			e.replaceTable(l)
+			lack[l] = struct{}{}
 		}
+	}
+	for _, l := range inOrder(lack) {
+		// If the table is too large with further joint rules, it keeps the present ones, which allow less.
+		l.missing = false
+		e.replaceTable(l)
 	}
 }
 

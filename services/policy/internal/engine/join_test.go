@@ -161,10 +161,11 @@ func TestOneTenantDoesNotUseUpTheRuleSets(t *testing.T) {
 	}
 }
 
-// TestTenantPaysForNoTablesOfOthers: a table of subjects of two tenants is charged to the first one. It is charged to the
-// other one when the first has no subject with the table any more, or belongs to another tenant.
+// TestTenantPaysForNoTablesOfOthers: a table of subjects of two tenants is charged to the first one. It is charged to
+// the other one when the first has no subject with the table any more, or belongs to another tenant.
 func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
-	sets := ruleset.New(ruleset.Config{Size: 16})
+	now := time.Unix(1_795_000_000, 0)
+	sets := ruleset.New(ruleset.Config{Size: 16, Now: func() time.Time { return now }})
 	moved := false
 	e := New(Config{RuleSets: sets, Tenant: func(ns string) (shares.Tenant, int) {
 		if moved {
@@ -209,7 +210,12 @@ func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 		t.Errorf("in another tenant: number %d, want %d; payers %v, want two-moved", number(second), n, got)
 	}
 	apply(t, e, Change{RemoveSubjects: []identity.Numeric{second}})
+	if got := payers(); !slices.Equal(got, []string{"two-moved"}) {
+		t.Errorf("without subjects: payers %v, want two-moved until the number is free", got)
+	}
+	now = now.Add(ruleset.Grace)
+	sets.Expire()
 	if got := payers(); len(got) > 0 {
-		t.Errorf("without subjects: payers %v", got)
+		t.Errorf("without subjects, after the grace: payers %v", got)
 	}
 }

@@ -294,6 +294,18 @@ func (s *interests) awaited(subjects []identity.Numeric) map[string]bool {
 	return who
 }
 
+// enforced reports whether there are subscribers that enforce, and all known ones are connected.
+func (s *interests) enforced() bool {
+	found := false
+	for _, one := range s.all {
+		if one.enforces && one.session == nil {
+			return false
+		}
+		found = found || one.enforces
+	}
+	return found
+}
+
 // left records that a subscriber has disconnected, and reports whether the caller should remove it immediately. That is
 // so for a watching subscriber, unless the removal takes many turns.
 func (s *interests) left(one *subscriber) (forget bool) {

@@ -241,7 +241,7 @@ func (o *Owner) pause() time.Duration {
 
 // publish stores the numbers of rule sets, and appends the steps of the engine to the stream.
 func (o *Owner) publish() {
-	o.ruleSets.publish(o.publisher.barrier.Policy)
+	o.ruleSets.publish(o.publisher.barrier.Policy, o.interests.enforced())
 	o.alarm.set(o.ruleSets.next())
 	o.publisher.publish(o.policies, o.sources)
 }

@@ -4,6 +4,8 @@
 package owner
 
 import (
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/problem"
@@ -28,8 +30,10 @@ type ruleSets struct {
 	file     *ruleset.File
 	problems *problem.Set
 	now      func() time.Time
-	revision uint64    // the last one in publish
+	revision uint64    // the last one that the hub has reached
 	retryAt  time.Time // when to write again what could not be written; zero: everything is written
+	// unsent contains the content of numbers that could not be stored.
+	unsent map[policytable.RuleSet]*layer7.Set
 }
 
 // newRuleSets returns the numbers that an earlier run of the same boot has stored in dir.
@@ -40,29 +44,41 @@ func newRuleSets(config *Config, dir string, p *problem.Set) (*ruleSets, error) 
 			Loading: true, Quiet: mergeRevisions,
 			Equal: func(a, b *layer7.Set) bool { return a.Digest() == b.Digest() },
 		}),
-		problems: p, now: config.Now,
+		problems: p, now: config.Now, unsent: make(map[policytable.RuleSet]*layer7.Set),
 	}
+	r.registry.Hold(true) // no process is connected yet
 	var err error
-	r.file, err = ruleset.OpenFile(dir, r.registry.Restore)
-	return r, err
+	if r.file, err = ruleset.OpenFile(dir, r.registry.Restore); err != nil {
+		return nil, err
+	}
+	if r.file.Corrupt != nil {
+		r.registry.Block()
+		config.Log.Error("the stored numbers of layer 7 rule sets are corrupt; rule sets have no number, and their connections "+
+			"are refused, until the datapath has been connected for the time in grace", "err", r.file.Corrupt,
+			"grace", ruleset.Grace)
+	}
+	return r, nil
 }
 
-// publish stores the numbers that have changed, and passes them on. It runs before tables with the numbers are published,
-// so that another process never gives a number that a connection carries to another set, and proxies know the sets of all
-// connections. revision is the policy revision whose sets have all been numbered.
-func (r *ruleSets) publish(revision uint64) {
+// publish stores the numbers that have changed, and passes them on. It runs before tables with the numbers are
+// published, so that another process never gives a number that a connection carries to another set, and proxies know
+// the sets of all connections. A proxy gets the content of a number only once the number is stored; until then, it
+// refuses the number's connections. revision is the policy revision whose sets have all been numbered. enforced reports
+// whether all processes that enforce tables are connected.
+func (r *ruleSets) publish(revision uint64, enforced bool) {
+	r.registry.Hold(!enforced)
 	if r.registry.Pending() {
 		changes := r.registry.Changes()
-		r.write(changes)
 		for _, c := range changes {
-			if c.Set == nil {
-				r.hub.Delete(c.Number)
+			if delete(r.unsent, c.Number); c.Set != nil {
+				r.unsent[c.Number] = c.Set
 			} else {
-				r.hub.Upsert(c.Number, c.Set)
+				r.hub.Delete(c.Number)
 			}
 		}
+		r.write(changes)
 	}
-	if r.revision != revision {
+	if r.revision != revision && len(r.unsent) == 0 {
 		r.revision = revision
 		r.hub.Reach(policyRevisions, int64(revision)) //nolint:gosec // far below the maximum
 	}
@@ -71,13 +87,22 @@ func (r *ruleSets) publish(revision uint64) {
 // policyRevisions is the store of the origins of events.
 const policyRevisions = 1
 
+// write stores changes, and what could not be stored before, and then sends the content of the numbers.
 func (r *ruleSets) write(changes []ruleset.Change) {
 	err := r.file.Write(changes)
 	r.problems.Note("numbers of rule sets", err)
 	r.retryAt = time.Time{}
 	if err != nil {
 		r.retryAt = r.now().Add(retryStorage)
+		for n := range r.unsent {
+			r.hub.Delete(n) // it may have the content of an earlier set
+		}
+		return
 	}
+	for _, n := range slices.Sorted(maps.Keys(r.unsent)) {
+		r.hub.Upsert(n, r.unsent[n])
+	}
+	clear(r.unsent)
 }
 
 // next returns when sweep is due; zero: never, unless something changes.

@@ -6,13 +6,17 @@ package owner
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/loop"
+	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/ruleset"
@@ -41,7 +45,8 @@ func withApps(t *testing.T, o *Owner, apps ...string) {
 	if err := o.Identities().SetIdentities(t.Context(), all, nil); err != nil {
 		t.Fatal(err)
 	}
-	_, err := o.Subscribers().Subscribe(t.Context(), Subscription{Name: "datapath", Role: RoleEnforces, Interest: interest})
+	want := Subscription{Name: "datapath", Role: RoleEnforces, Interest: interest}
+	_, err := o.Subscribers().Subscribe(t.Context(), want)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,19 +110,129 @@ func TestRuleSetsKeepTheirNumbersAfterARestart(t *testing.T) {
 	}
 }
 
+func figuresOf(t *testing.T, o *Owner) ruleset.Figures {
+	t.Helper()
+	f, err := loop.Ask(t.Context(), o.loop, opOther, func() (ruleset.Figures, error) {
+		return o.ruleSets.registry.Figures(), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// sent returns the numbers that have content for proxies.
+func sent(o *Owner) map[policytable.RuleSet]layer7.Digest {
+	out := make(map[policytable.RuleSet]layer7.Digest)
+	for _, n := range o.RuleSets().Keys() {
+		if s, ok := o.RuleSets().Get(n); ok {
+			out[n] = s.Digest()
+		}
+	}
+	return out
+}
+
+// TestNumbersStayWhileTheDatapathIsAway: the kernel uses the tables of the time before, with numbers that have no table
+// here any more.
+func TestNumbersStayWhileTheDatapathIsAway(t *testing.T) {
+	c := &clock{now: time.Now()}
+	dir := t.TempDir()
+	o, stop := run(t, dir, func(cfg *Config) { cfg.Now = c.Now })
+	withApps(t, o, "a")
+	if _, err := o.Upsert(t.Context(), []byte(webRequests("a", "/")), "", false); err != nil {
+		t.Fatal(err)
+	}
+	before := numbersIn(t, o)
+	stop()
+	o, _ = run(t, dir, func(cfg *Config) { cfg.Now = c.Now })
+	gone := policy.Key{Kind: "CiliumNetworkPolicy", Namespace: "shop", Name: "a"}
+	if _, err := o.Delete(t.Context(), []policy.Key{gone}, false); err != nil {
+		t.Fatal(err)
+	}
+	c.add(3 * ruleset.Grace)
+	if _, err := o.Upsert(t.Context(), []byte(webRequests("b", "/other")), "", false); err != nil {
+		t.Fatal(err)
+	}
+	if f := figuresOf(t, o); f.Idle != 1 {
+		t.Fatalf("%+v: the number became free while nothing followed the tables", f)
+	}
+	withApps(t, o, "a", "b")
+	if after := numbersIn(t, o); after[301] == 0 || after[301] == before[300] {
+		t.Errorf("number %d for another set, after %v", after[301], before)
+	}
+}
+
+// TestUnstoredNumbersHaveNoContent: after a crash, the number could belong to another set. So proxies get its content
+// only once the number is stored.
+func TestUnstoredNumbersHaveNoContent(t *testing.T) {
+	c := &clock{now: time.Now()}
+	dir := t.TempDir()
+	o, _ := run(t, dir, func(cfg *Config) { cfg.Now = c.Now })
+	withApps(t, o, "a")
+	boot, err := durable.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "rulesets."+boot)
+	if err := os.Mkdir(path, 0o700); err != nil { // in the way of the file
+		t.Fatal(err)
+	}
+	if _, err := o.Upsert(t.Context(), []byte(webRequests("a", "/")), "", false); err != nil {
+		t.Fatal(err)
+	}
+	if n := numbersIn(t, o)[300]; n == 0 {
+		t.Fatal("the set has no number")
+	}
+	if got := sent(o); len(got) > 0 {
+		t.Errorf("proxies have %v before the number is stored", got)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	c.add(retryStorage)
+	for deadline := time.Now().Add(time.Minute); len(sent(o)) == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the content is not sent after it could be stored")
+		}
+	}
+}
+
+// TestCorruptNumbersRefuseConnections: it is unknown which numbers connections carry, so no set gets one for a while.
+func TestCorruptNumbersRefuseConnections(t *testing.T) {
+	c := &clock{now: time.Now()}
+	dir := t.TempDir()
+	boot, err := durable.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "rulesets."+boot), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o, _ := run(t, dir, func(cfg *Config) { cfg.Now = c.Now })
+	withApps(t, o, "a")
+	if _, err := o.Upsert(t.Context(), []byte(webRequests("a", "/")), "", false); err != nil {
+		t.Fatal(err)
+	}
+	if n, got := numbersIn(t, o), sent(o); len(n) != 1 || n[300] != 0 || len(got) > 0 {
+		t.Fatalf("numbers %v, proxies have %v", n, got)
+	}
+	c.add(ruleset.Grace)
+	for deadline := time.Now().Add(time.Minute); numbersIn(t, o)[300] == 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%+v after the grace", figuresOf(t, o))
+		}
+	}
+	if got := sent(o); len(got) != 1 {
+		t.Errorf("proxies have %v", got)
+	}
+}
+
 // TestUnusedRuleSetNumbersBecomeFree: an owner whose policies change all the time does not run out of numbers.
 func TestUnusedRuleSetNumbersBecomeFree(t *testing.T) {
 	c := &clock{now: time.Now()}
 	o, _ := run(t, t.TempDir(), func(cfg *Config) { cfg.Now = c.Now })
 	withApps(t, o, "a")
-	figures := func() ruleset.Figures {
-		t.Helper()
-		f, err := loop.Ask(t.Context(), o.loop, opOther, func() (ruleset.Figures, error) { return o.ruleSets.registry.Figures(), nil })
-		if err != nil {
-			t.Fatal(err)
-		}
-		return f
-	}
+	figures := func() ruleset.Figures { return figuresOf(t, o) }
 	for i := range 3 {
 		if _, err := o.Upsert(t.Context(), []byte(webRequests("a", fmt.Sprint("/", i))), "", false); err != nil {
 			t.Fatal(err)

@@ -4,14 +4,16 @@
 package ruleset
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -21,21 +23,32 @@ import (
 // fileName is the name of the file, without the ID of the boot.
 const fileName = "rulesets"
 
+const (
+	slotSize = len(layer7.Digest{}) + crc32.Size
+	fileSize = (Size + 1) * slotSize
+)
+
 // header is the first slot of the file, which no number uses.
-var header = layer7.Digest([]byte("sluice rule sets, version 1\n\x00\x00\x00\x00"))
+var header = slot(0, layer7.Digest([]byte("sluice rule sets, version 2\n\x00\x00\x00\x00")))
 
 // File stores the numbers, so that the sets have the same numbers after a restart of the process. Connections end with
 // the boot, and their numbers with them. So the file is never synced, and a file of another boot is removed.
 //
-// It contains the digest of each number's set at the number times the size of a digest; zeros: the number is free. A
-// node without layer 7 rules has no file.
+// It has a slot for each number, with the digest of the number's set and a checksum; the digest is zero if the number
+// is free again. Numbers are given in ascending order, so the slots of numbers that never had a set are all at the end,
+// and contain zeros. A node without layer 7 rules has no file.
 type File struct {
+	// Corrupt is why the file could not be read: then it is unknown which numbers connections carry. Nil: it was read,
+	// or there was none.
+	Corrupt error
+
 	path    string
 	file    *os.File // nil before the first write
+	keep    bool     // the file exists and is not corrupt
 	waiting map[policytable.RuleSet]layer7.Digest
 }
 
-// OpenFile calls restore for each number in the file of this boot in a directory.
+// OpenFile calls restore for each number in the file of this boot in a directory, unless the file is corrupt.
 func OpenFile(dir string, restore func(policytable.RuleSet, layer7.Digest)) (*File, error) {
 	boot, err := durable.BootID()
 	if err != nil {
@@ -54,24 +67,59 @@ func OpenFile(dir string, restore func(policytable.RuleSet, layer7.Digest)) (*Fi
 		}
 	}
 	data, err := os.ReadFile(f.path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return f, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("rule set numbers: %w", err)
 	}
-	if !strings.HasPrefix(string(data), string(header[:])) { // another version: it would be misread
-		if err := os.Remove(f.path); err != nil {
-			return nil, fmt.Errorf("remove the rule set numbers of another version: %w", err)
-		}
+	if f.Corrupt = check(data); f.Corrupt != nil {
+		f.Corrupt = fmt.Errorf("%s: %w", f.path, f.Corrupt)
 		return f, nil
 	}
-	for n := 1; n <= Size && (n+1)*len(header) <= len(data); n++ {
-		if d := layer7.Digest(data[n*len(header) : (n+1)*len(header)]); d != (layer7.Digest{}) {
+	f.keep = true
+	for n := 1; n <= Size; n++ {
+		if d := digestIn(data, n); d != (layer7.Digest{}) {
 			restore(policytable.RuleSet(n), d) //nolint:gosec // at most Size
 		}
 	}
 	return f, nil
+}
+
+func digestIn(data []byte, n int) layer7.Digest {
+	return layer7.Digest(data[n*slotSize:][:len(layer7.Digest{})])
+}
+
+// check returns an error if the content of a file is corrupt or of another version.
+func check(data []byte) error {
+	if len(data) != fileSize {
+		return fmt.Errorf("it has %d bytes, want %d", len(data), fileSize)
+	}
+	if !bytes.HasPrefix(data, header) {
+		return errors.New("it has another version, or is not a file of rule set numbers")
+	}
+	unused, ended := make([]byte, slotSize), false
+	for n := 1; n <= Size; n++ {
+		have := data[n*slotSize:][:slotSize]
+		if bytes.Equal(have, unused) {
+			ended = true
+			continue
+		}
+		if ended {
+			return fmt.Errorf("the number before %d is missing", n)
+		}
+		if !bytes.Equal(have, slot(n, digestIn(data, n))) {
+			return fmt.Errorf("the checksum of number %d is wrong", n)
+		}
+	}
+	return nil
+}
+
+// slot returns the content of a slot. The checksum covers the number: a slot in another place is corrupt.
+func slot(n int, d layer7.Digest) []byte {
+	b := d[:]
+	sum := crc32.Checksum(fmt.Appendf(nil, "%d %s", n, b), crc32.MakeTable(crc32.Castagnoli))
+	return binary.LittleEndian.AppendUint32(slices.Clone(b), sum)
 }
 
 // Write stores changes, and the earlier changes that could not be written.
@@ -85,23 +133,38 @@ func (f *File) Write(changes []Change) error {
 	if len(f.waiting) == 0 {
 		return nil
 	}
-	if f.file == nil {
-		file, err := os.OpenFile(f.path, os.O_RDWR|os.O_CREATE, 0o600)
-		if err != nil {
-			return fmt.Errorf("rule set numbers: %w", err)
-		}
-		if _, err := file.WriteAt(header[:], 0); err != nil {
-			return errors.Join(fmt.Errorf("rule set numbers: %w", err), file.Close())
-		}
-		f.file = file
+	if err := f.open(); err != nil {
+		return fmt.Errorf("rule set numbers: %w", err)
 	}
 	for _, n := range slices.Sorted(maps.Keys(f.waiting)) {
-		d := f.waiting[n]
-		if _, err := f.file.WriteAt(d[:], int64(n)*int64(len(d))); err != nil {
+		if _, err := f.file.WriteAt(slot(int(n), f.waiting[n]), int64(n)*int64(slotSize)); err != nil {
 			return fmt.Errorf("rule set numbers: %w", err)
 		}
 		delete(f.waiting, n)
 	}
+	return nil
+}
+
+// open opens the file for writing. It replaces a corrupt file.
+func (f *File) open() error {
+	if f.file != nil {
+		return nil
+	}
+	flags := os.O_RDWR | os.O_CREATE
+	if !f.keep {
+		flags |= os.O_TRUNC
+	}
+	file, err := os.OpenFile(f.path, flags, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err := file.WriteAt(header, 0); err != nil {
+		return errors.Join(err, file.Close())
+	}
+	if err := file.Truncate(int64(fileSize)); err != nil {
+		return errors.Join(err, file.Close())
+	}
+	f.file, f.keep = file, true
 	return nil
 }
 

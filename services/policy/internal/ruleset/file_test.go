@@ -4,6 +4,7 @@
 package ruleset
 
 import (
+	"bytes"
 	"maps"
 	"os"
 	"path/filepath"
@@ -34,13 +35,13 @@ func TestNumbersAreReadAfterARestart(t *testing.T) {
 	change := func(n policytable.RuleSet, s *layer7.Set) Change {
 		return Change{Number: n, Digest: set(int(n)).Digest(), Set: s}
 	}
-	if err := f.Write([]Change{change(1, set(1)), change(Size, set(Size)), change(7, set(7))}); err != nil {
+	if err := f.Write([]Change{change(1, set(1)), change(2, set(2)), change(3, set(3))}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.Write([]Change{change(7, nil)}); err != nil {
+	if err := f.Write([]Change{change(2, nil)}); err != nil {
 		t.Fatal(err)
 	}
-	want := map[policytable.RuleSet]layer7.Digest{1: set(1).Digest(), Size: set(Size).Digest()}
+	want := map[policytable.RuleSet]layer7.Digest{1: set(1).Digest(), 3: set(3).Digest()}
 	if _, got := reopened(t, dir); !maps.Equal(got, want) {
 		t.Errorf("numbers %v, want %v", got, want)
 	}
@@ -49,7 +50,7 @@ func TestNumbersAreReadAfterARestart(t *testing.T) {
 func TestFailedWriteIsRepeated(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "absent")
 	f, _ := reopened(t, dir)
-	if f.Write([]Change{{Number: 3, Digest: set(3).Digest(), Set: set(3)}}) == nil {
+	if f.Write([]Change{{Number: 1, Digest: set(3).Digest(), Set: set(3)}}) == nil {
 		t.Fatal("a file in an absent directory was written")
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -58,21 +59,74 @@ func TestFailedWriteIsRepeated(t *testing.T) {
 	if err := f.Write(nil); err != nil {
 		t.Fatal(err)
 	}
-	if _, got := reopened(t, dir); got[3] != set(3).Digest() {
-		t.Errorf("numbers %v, want 3", got)
+	if _, got := reopened(t, dir); got[1] != set(3).Digest() {
+		t.Errorf("numbers %v, want 1", got)
 	}
 }
 
-func TestFilesOfOtherBootsAndVersionsAreRemoved(t *testing.T) {
+func TestFilesOfOtherBootsAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, fileName+".another-boot"), make([]byte, fileSize), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, got := reopened(t, dir)
+	if left, _ := os.ReadDir(dir); len(got)+len(left) != 0 || f.Corrupt != nil {
+		t.Errorf("left: %v and numbers %v, %v", left, got, f.Corrupt)
+	}
+}
+
+// TestCorruptFileIsSeen: from a corrupt file no number is used, and the file stays until numbers are given again.
+func TestCorruptFileIsSeen(t *testing.T) {
 	dir := t.TempDir()
 	f, _ := reopened(t, dir)
-	for _, path := range []string{f.path, filepath.Join(dir, fileName+".another-boot")} {
-		if err := os.WriteFile(path, make([]byte, 100*len(header)), 0o600); err != nil {
+	var changes []Change
+	for i := range 5 {
+		n := policytable.RuleSet(i + 1) //nolint:gosec // a few
+		changes = append(changes, Change{Number: n, Digest: set(i).Digest(), Set: set(i)})
+	}
+	if err := f.Write(changes); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Write([]Change{{Number: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	good, err := os.ReadFile(f.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := func(change func(b []byte) []byte) []byte { return change(bytes.Clone(good)) }
+	for what, bad := range map[string][]byte{
+		"empty":      {},
+		"cut":        good[:fileSize-1],
+		"short":      good[:3*slotSize],
+		"longer":     append(bytes.Clone(good), 0),
+		"zeros":      make([]byte, fileSize),
+		"a version":  changed(func(b []byte) []byte { b[26] = '1'; return b }),
+		"a flip":     changed(func(b []byte) []byte { b[3*slotSize+9] ^= 1; return b }),
+		"a checksum": changed(func(b []byte) []byte { b[3*slotSize+len(layer7.Digest{})] ^= 1; return b }),
+		"a hole":     changed(func(b []byte) []byte { clear(b[slotSize : 3*slotSize]); return b }),
+		"a swap": changed(func(b []byte) []byte {
+			copy(b[slotSize:], good[3*slotSize:4*slotSize])
+			copy(b[3*slotSize:], good[slotSize:2*slotSize])
+			return b
+		}),
+	} {
+		if err := os.WriteFile(f.path, bad, 0o600); err != nil {
 			t.Fatal(err)
 		}
+		again, got := reopened(t, dir)
+		if again.Corrupt == nil || len(got) > 0 {
+			t.Errorf("%s: numbers %v, %v", what, got, again.Corrupt)
+		}
+		if left, err := os.ReadFile(f.path); err != nil || !bytes.Equal(left, bad) {
+			t.Errorf("%s: the file has changed, %v", what, err)
+		}
 	}
-	_, got := reopened(t, dir)
-	if left, _ := os.ReadDir(dir); len(got)+len(left) != 0 {
-		t.Errorf("left: %v and numbers %v", left, got)
+	again, _ := reopened(t, dir)
+	if err := again.Write(changes[:1]); err != nil {
+		t.Fatal(err)
+	}
+	if last, got := reopened(t, dir); last.Corrupt != nil || len(got) != 1 || got[1] != set(0).Digest() {
+		t.Errorf("after a write: numbers %v, %v", got, last.Corrupt)
 	}
 }

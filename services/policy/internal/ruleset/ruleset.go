@@ -6,7 +6,8 @@
 // A connection carries the number of its set, 16 bits. So the same content has the same number, and a number does not
 // get other content while a connection may carry it: not while a table names it, and not for Grace afterwards.
 //
-// Tenants share the numbers. A set without a number has 0, and its connections are refused.
+// Tenants share the numbers. An unused number counts for the tenant that used it last, until it is free. A set without
+// a number has 0, and its packets must be dropped: a proxy understands 0 as a side that redirects nothing.
 package ruleset
 
 import (
@@ -23,8 +24,9 @@ import (
 // Size is the number of numbers: 1 to 65,535.
 const Size = 65_535
 
-// Grace is how long the number of a set is kept after the last table that used it. It exceeds the time for which a
-// subscriber may be disconnected before its tables are closed.
+// Grace is how long the number of a set is kept after the last table that used it, counted while the process that
+// enforces the tables is connected. A connected process that has not read the removal of a table by then is
+// disconnected as too slow, and proxies have asked for the present numbers of their connections.
 const Grace = 5 * time.Minute
 
 // Config is fixed for the lifetime of a registry.
@@ -50,6 +52,9 @@ type Registry struct {
 	changes map[policytable.RuleSet]Change
 	// expires is the earliest time at which an unused number may become free; zero: none does.
 	expires time.Time
+	held    bool
+	// blocked is when Block was called; zero: numbers are available.
+	blocked time.Time
 }
 
 // user is a tenant whose tables use a set.
@@ -70,6 +75,9 @@ type numbered struct {
 	digest layer7.Digest
 	users  int       // users that have the number
 	since  time.Time // when the last of them ended, if there are none
+	// payer is the last user, for which an unused number counts until it is free; zero: for none. Otherwise a tenant
+	// that changes its rules all the time would take all numbers.
+	payer user
 }
 
 // Change is a change of a number.
@@ -104,6 +112,35 @@ func (r *Registry) Restore(n policytable.RuleSet, d layer7.Digest) {
 	r.idle(x)
 }
 
+// Block makes all numbers without content unavailable for Grace, because connections may carry them. The owner calls it
+// if the stored numbers are lost.
+func (r *Registry) Block() {
+	r.blocked = r.config.Now()
+	r.expires = r.blocked.Add(Grace) // others do not become free earlier
+}
+
+// Hold keeps unused numbers while hold is set. Afterwards, their grace starts again. The owner holds them while a
+// process that enforces tables is not connected: the kernel then uses tables that this process has retired.
+func (r *Registry) Hold(hold bool) {
+	if r.held == hold {
+		return
+	}
+	r.held = hold
+	if hold || r.expires.IsZero() {
+		return
+	}
+	now := r.config.Now()
+	r.expires = now.Add(Grace)
+	for _, x := range r.taken {
+		if x.users == 0 {
+			x.since = now
+		}
+	}
+	if !r.blocked.IsZero() {
+		r.blocked = now
+	}
+}
+
 // idle records that nothing uses a number any more.
 func (r *Registry) idle(x *numbered) {
 	x.users, x.since = 0, r.config.Now()
@@ -125,8 +162,11 @@ func (r *Registry) Use(t shares.Tenant, s *layer7.Set) {
 	}
 	c.users++
 	r.order++
+	x := r.numbers[u.digest]
 	switch {
 	case s.TooLarge():
+	case x != nil && x.payer == u: // it is in the ledger
+		r.assign(u)
 	case r.ledger.Put(u, shares.Object{Tenant: t, Order: shares.Order{Index: r.order}, Units: []int{1}}):
 		r.assign(u)
 	default:
@@ -142,12 +182,18 @@ func (r *Registry) Release(t shares.Tenant, sets []layer7.Digest) {
 			continue
 		}
 		delete(r.users, u)
-		if _, admitted, ok := r.ledger.Object(u); ok && admitted {
-			r.unassign(u)
+		_, admitted, ok := r.ledger.Object(u)
+		var unused *numbered
+		if ok && admitted {
+			unused = r.unassign(u)
 		} else if ok {
 			r.refused--
 		}
-		r.ledger.Delete(u)
+		if unused != nil {
+			unused.payer = u
+		} else {
+			r.ledger.Delete(u)
+		}
 		if c := r.content[d]; c.users > 1 {
 			c.users--
 		} else {
@@ -170,13 +216,17 @@ func (r *Registry) assign(u user) {
 	}
 	delete(r.lacking, u)
 	if x.users++; x.users == 1 {
+		if x.payer != u {
+			r.ledger.Delete(x.payer)
+		}
+		x.payer = user{}
 		r.changes[x.number] = Change{Number: x.number, Digest: u.digest, Set: r.content[u.digest].Set}
 	}
 }
 
 // free returns a number without content.
 func (r *Registry) free() (policytable.RuleSet, bool) {
-	if len(r.taken) >= r.config.Size {
+	if len(r.taken) >= r.config.Size || !r.blocked.IsZero() {
 		return 0, false
 	}
 	for r.taken[r.next] != nil {
@@ -194,17 +244,19 @@ func (r *Registry) advance() {
 	r.next++
 }
 
-// unassign takes the number from a user.
-func (r *Registry) unassign(u user) {
+// unassign takes the number from a user. It returns the number if it is unused now.
+func (r *Registry) unassign(u user) *numbered {
 	if _, ok := r.lacking[u]; ok {
 		delete(r.lacking, u)
-		return
+		return nil
 	}
-	if x := r.numbers[u.digest]; x.users > 1 {
+	x := r.numbers[u.digest]
+	if x.users > 1 {
 		x.users--
-	} else {
-		r.idle(x)
+		return nil
 	}
+	r.idle(x)
+	return x
 }
 
 // Number returns the number of a set for tables of a tenant; 0 if it has none.
@@ -225,6 +277,11 @@ func (r *Registry) Divide() (changed bool) {
 	if at := r.ledger.Next(); !at.IsZero() && !at.After(now) {
 		withdrawn, admitted := r.ledger.Level(now)
 		for _, u := range withdrawn {
+			if r.users[u] == 0 { // only its unused number counted
+				r.numbers[u.digest].payer = user{}
+				r.ledger.Delete(u)
+				continue
+			}
 			r.unassign(u)
 			r.refused++
 		}
@@ -247,6 +304,9 @@ func (r *Registry) Divide() (changed bool) {
 // Next returns when Expire and Divide are due; zero: never, unless something changes.
 func (r *Registry) Next() time.Time {
 	at := r.expires
+	if r.held {
+		at = time.Time{}
+	}
 	if r.refused+len(r.lacking) > 0 {
 		if level := r.config.Now().Add(shares.LevelInterval); at.IsZero() || level.Before(at) {
 			at = level
@@ -255,13 +315,18 @@ func (r *Registry) Next() time.Time {
 	return at
 }
 
-// Expire frees the numbers that have been unused for Grace.
+// Expire frees the numbers that have been unused for Grace, unless they are held.
 func (r *Registry) Expire() {
 	now := r.config.Now()
-	if r.expires.IsZero() || r.expires.After(now) {
+	if r.held || r.expires.IsZero() || r.expires.After(now) {
 		return
 	}
 	r.expires = time.Time{}
+	if end := r.blocked.Add(Grace); end.After(now) {
+		r.expires = end
+	} else {
+		r.blocked = time.Time{}
+	}
 	for n, x := range r.taken {
 		if x.users > 0 {
 			continue
@@ -274,6 +339,7 @@ func (r *Registry) Expire() {
 		}
 		delete(r.taken, n)
 		delete(r.numbers, x.digest)
+		r.ledger.Delete(x.payer)
 		r.changes[n] = Change{Number: n, Digest: x.digest}
 	}
 }

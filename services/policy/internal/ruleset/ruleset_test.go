@@ -107,6 +107,58 @@ func TestRestoredNumbersStay(t *testing.T) {
 	}
 }
 
+// TestHeldNumbersStay: while tables may be used that this process has retired, no number gets other content.
+func TestHeldNumbersStay(t *testing.T) {
+	r, c := registry(2)
+	r.Hold(true)
+	r.Restore(1, set(1).Digest())
+	a := shares.Labelled("a")
+	r.Use(a, set(2))
+	r.Release(a, []layer7.Digest{set(2).Digest()})
+	r.Changes()
+	c.Time = c.Add(10 * Grace)
+	r.Expire()
+	if f := r.Figures(); f.Idle != 2 || !r.Next().IsZero() || r.Pending() {
+		t.Fatalf("%+v, a call is due at %v: numbers became free while they were held", f, r.Next())
+	}
+	r.Hold(false)
+	if want := c.Add(Grace); !r.Next().Equal(want) {
+		t.Fatalf("a call is due at %v, want %v", r.Next(), want)
+	}
+	c.Time = c.Add(Grace - 1)
+	if r.Expire(); r.Figures().Idle != 2 {
+		t.Fatal("the grace did not start again")
+	}
+	c.Time = c.Add(1)
+	if r.Expire(); r.Figures().Idle != 0 || len(r.Changes()) != 2 {
+		t.Errorf("%+v: numbers are kept after the grace", r.Figures())
+	}
+}
+
+// TestBlockedNumbersAreNotGiven: if it is unknown which numbers connections carry, no set gets a number for the grace.
+func TestBlockedNumbersAreNotGiven(t *testing.T) {
+	r, c := registry(10)
+	r.Hold(true)
+	r.Block()
+	a := shares.Labelled("a")
+	r.Use(a, set(1))
+	c.Time = c.Add(10 * Grace)
+	r.Hold(false)
+	c.Time = c.Add(Grace - 1)
+	r.Expire()
+	if r.Divide() || r.Number(a, set(1).Digest()) != 0 || r.Figures().Without != 1 || r.Pending() {
+		t.Fatalf("number %d, %+v: connections may carry it", r.Number(a, set(1).Digest()), r.Figures())
+	}
+	if want := c.Add(1); !r.Next().Equal(want) {
+		t.Errorf("a call is due at %v, want %v", r.Next(), want)
+	}
+	c.Time = c.Add(1)
+	r.Expire()
+	if !r.Divide() || r.Number(a, set(1).Digest()) == 0 || r.Figures() != (Figures{Numbered: 1}) {
+		t.Errorf("number %d, %+v after the grace", r.Number(a, set(1).Digest()), r.Figures())
+	}
+}
+
 // TestOneTenantDoesNotTakeTheNumbersOfAnother: one tenant fills the numbers. Then another gets its share, and the first
 // loses numbers.
 func TestOneTenantDoesNotTakeTheNumbersOfAnother(t *testing.T) {
@@ -144,6 +196,67 @@ func TestOneTenantDoesNotTakeTheNumbersOfAnother(t *testing.T) {
 	}
 	if len(seen) < size*9/10 {
 		t.Errorf("%d sets have a number, want nine tenths of %d", len(seen), size)
+	}
+}
+
+// TestChangesOfOneTenantDoNotTakeTheNumbers: a tenant changes its rules all the time, so that numbers stay behind that
+// connections may carry.
+func TestChangesOfOneTenantDoNotTakeTheNumbers(t *testing.T) {
+	const size = 40
+	r, c := registry(size)
+	greedy, small := shares.Labelled("greedy"), shares.Labelled("small")
+	for i := range 5 * size {
+		r.Use(greedy, set(i))
+		r.Divide()
+		r.Release(greedy, []layer7.Digest{set(i).Digest()})
+	}
+	if f := r.Figures(); f.Idle > size*9/10 || f.Idle < size/2 {
+		t.Fatalf("%+v: one tenant alone may use nine tenths of %d numbers", f, size)
+	}
+	for i := range 4 {
+		r.Use(small, set(1000+i))
+	}
+	c.Time = c.Add(shares.LevelInterval)
+	r.Divide()
+	for i := range 4 {
+		if r.Number(small, set(1000+i).Digest()) == 0 {
+			t.Errorf("set %d of the small tenant has no number: %+v", i, r.Usage())
+		}
+	}
+	c.Time = c.Add(Grace)
+	r.Expire()
+	if f := r.Figures(); f.Idle != 0 || f.Numbered != 4 {
+		t.Errorf("%+v after the grace", f)
+	}
+	for i := range size / 2 {
+		r.Use(greedy, set(2000+i))
+		if r.Number(greedy, set(2000+i).Digest()) == 0 {
+			t.Errorf("set %d has no number after the grace: %+v", i, r.Usage())
+		}
+	}
+}
+
+// TestUnusedNumberCountsOnce: for its last user, or for the one that uses it again.
+func TestUnusedNumberCountsOnce(t *testing.T) {
+	r, c := registry(1000)
+	a, b := shares.Labelled("a"), shares.Labelled("b")
+	used := func() int { return r.Usage().Used }
+	r.Use(a, set(1))
+	first := r.Number(a, set(1).Digest())
+	r.Release(a, []layer7.Digest{set(1).Digest()})
+	for _, tenant := range []shares.Tenant{a, b, a} {
+		if n := used(); n != 1 {
+			t.Fatalf("%d numbers count while one is unused", n)
+		}
+		r.Use(tenant, set(1))
+		if n := r.Number(tenant, set(1).Digest()); n != first || used() != 1 {
+			t.Fatalf("number %d, want %d; %d numbers count", n, first, used())
+		}
+		r.Release(tenant, []layer7.Digest{set(1).Digest()})
+	}
+	c.Time = c.Add(Grace)
+	if r.Expire(); used() != 0 {
+		t.Errorf("%d numbers count after the grace", used())
 	}
 }
 

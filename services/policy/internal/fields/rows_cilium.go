@@ -285,7 +285,7 @@ var ciliumRows = map[string]row{
 	},
 	"cilium.FQDN.matchName": {about: "A DNS name.", example: "a.example.com"},
 	"cilium.FQDN.matchPattern": {
-		about:   "A pattern: * matches any part of one label, and **. one or more labels at the start.",
+		about:   "A pattern: * matches any part of one label, **. at the start one or more labels, and * alone every name.",
 		example: "'*.example.com'",
 	},
 	"cilium.PortRule.ports": {

@@ -70,20 +70,20 @@ func ParseMismatch(name string) (Mismatch, bool) {
 // String returns the name of the action in a manifest.
 func (m Mismatch) String() string { return mismatches[m] }
 
-// text returns the canonical text of the rule.
+// text returns the canonical text of the rule. The order of Matches counts, because their actions follow it.
 func (h *HTTP) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "http %q %q %q", h.Method, h.Path, h.Host)
-	parts := make([]string, 0, len(h.Headers)+len(h.Matches))
+	parts := make([]string, 0, len(h.Headers))
 	for _, x := range h.Headers {
 		parts = append(parts, fmt.Sprintf(" header %q %q %t", strings.ToLower(x.Name), x.Value, x.HasValue))
-	}
-	for _, x := range h.Matches {
-		parts = append(parts, fmt.Sprintf(" match %q %q %d", strings.ToLower(x.Name), x.Value, x.Mismatch))
 	}
 	slices.Sort(parts)
 	for _, p := range slices.Compact(parts) {
 		b.WriteString(p)
+	}
+	for _, x := range h.Matches {
+		fmt.Fprintf(&b, " match %q %q %d", strings.ToLower(x.Name), x.Value, x.Mismatch)
 	}
 	return b.String()
 }

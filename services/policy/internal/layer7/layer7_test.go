@@ -63,6 +63,8 @@ func TestFieldsAreSeparate(t *testing.T) {
 		{Headers: []Header{{Name: "a", Value: "b", HasValue: true}}},
 		{Matches: []HeaderMatch{{Name: "a", Value: "b"}}},
 		{Matches: []HeaderMatch{{Name: "a", Value: "b", Mismatch: Add}}},
+		{Matches: []HeaderMatch{{Name: "a", Value: "b", Mismatch: Add}, {Name: "a", Value: "c", Mismatch: Delete}}},
+		{Matches: []HeaderMatch{{Name: "a", Value: "c", Mismatch: Delete}, {Name: "a", Value: "b", Mismatch: Add}}},
 	} {
 		d := Union(policytable.ProxyHTTP, false, &Rules{HTTP: []HTTP{h}}).Digest()
 		if old, ok := seen[d]; ok {

@@ -6,7 +6,6 @@ package layer7
 import (
 	"net/http"
 	"regexp"
-	"slices"
 	"strings"
 
 	"github.com/sluice-net/sluice/model/dnsname"
@@ -14,8 +13,9 @@ import (
 
 // Matcher evaluates parts of connections by a set. It is immutable, and safe for concurrent use.
 type Matcher struct {
-	set  *Set
-	http []matcher // rules whose expressions can be compiled
+	set              *Set
+	dns, serverNames *dnsname.Set
+	http             []matcher // rules whose expressions can be compiled
 }
 
 type matcher struct {
@@ -25,7 +25,7 @@ type matcher struct {
 
 // NewMatcher compiles a set.
 func NewMatcher(s *Set) *Matcher {
-	m := &Matcher{set: s}
+	m := &Matcher{set: s, dns: dnsname.NewSet(s.DNS), serverNames: dnsname.NewSet(s.ServerNames)}
 	for i := range s.HTTP {
 		h := matcher{HTTP: &s.HTTP[i]}
 		ok := true
@@ -49,17 +49,16 @@ func NewMatcher(s *Set) *Matcher {
 	return m
 }
 
-// AllowsQuery reports whether the set allows a DNS query for a name.
-func (m *Matcher) AllowsQuery(name string) bool { return m.set.All || matches(m.set.DNS, name) }
+// AllowsQuery reports whether the set allows a DNS query for a name. A pattern of stars allows every name, whatever its
+// characters.
+func (m *Matcher) AllowsQuery(name string) bool {
+	return m.set.All || m.dns.Every() || m.dns.Matches(name)
+}
 
 // AllowsServerName reports whether the set allows a TLS connection to the server name of a ClientHello. A ClientHello
 // without a name has the empty one, which no rule allows.
 func (m *Matcher) AllowsServerName(name string) bool {
-	return m.set.All || name != "" && matches(m.set.ServerNames, name)
-}
-
-func matches(list []dnsname.Pattern, name string) bool {
-	return slices.ContainsFunc(list, func(p dnsname.Pattern) bool { return p.Matches(name) })
+	return m.set.All || name != "" && m.serverNames.Matches(name)
 }
 
 // Request is the part of an HTTP request that rules match.
@@ -78,8 +77,8 @@ type Verdict struct {
 	Mismatches []HeaderMatch
 }
 
-// AllowsRequest evaluates a request. If several rules match, a rule without a mismatch has priority, then the first rule
-// in the order of the set.
+// AllowsRequest evaluates a request. If several rules match, a rule without a mismatch has priority, then the first
+// rule in the order of the set.
 func (m *Matcher) AllowsRequest(r *Request) Verdict {
 	if m.set.All {
 		return Verdict{Allowed: true}

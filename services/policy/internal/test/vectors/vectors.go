@@ -858,8 +858,10 @@ func (c *Case) Wants(p *Probe, a Answer) bool {
 	return a.Egress == p.Egress && a.Ingress == p.Ingress && a.Overall == p.Expect
 }
 
-// Asks reports whether the case tests connections, and not the validity of a manifest or a name.
-func (c *Case) Asks() bool { return c.Kind != "Validation" && c.Kind != "FQDNMatch" }
+// Asks reports whether the case tests connections, and not the validity of a manifest, a name or a DNS query.
+func (c *Case) Asks() bool {
+	return !slices.Contains([]string{"Validation", "FQDNMatch", "DNSQuery"}, c.Kind)
+}
 
 // Describe lists the identities that a node knows, with their labels, and which of them are subjects.
 func (w *World) Describe(node string) string {

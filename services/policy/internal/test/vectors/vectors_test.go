@@ -17,6 +17,8 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/dnsname"
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -119,6 +121,8 @@ func runCase(c *Case) (probes int, bad []string) {
 		return 0, runValidation(c)
 	case "FQDNMatch":
 		return 0, runNames(c)
+	case "DNSQuery":
+		return runQueries(c)
 	}
 	w := NewWorld(c)
 	fail := func(format string, args ...any) { bad = append(bad, fmt.Sprintf(format, args...)) }
@@ -206,6 +210,51 @@ func runNames(c *Case) (bad []string) {
 		}
 	}
 	return bad
+}
+
+// runQueries asks the rule set of several policies for the same pods, peers and ports.
+func runQueries(c *Case) (probes int, bad []string) {
+	var m struct {
+		Policies []json.RawMessage `json:"policies"`
+		Queries  map[string]bool   `json:"queries"`
+	}
+	if err := json.Unmarshal(c.Manifest, &m); err != nil {
+		return 0, []string{err.Error()}
+	}
+	var rules []*layer7.Rules
+	for i, list := range m.Policies {
+		object, err := decodeOne(fmt.Sprintf(`{"apiVersion": "cilium.io/v2", "kind": "CiliumNetworkPolicy",
+			"metadata": {"name": "p%d", "namespace": "n"}, "spec": {"endpointSelector": {}, "egress": [{
+			"toEndpoints": [{}], "toPorts": [{"ports": [{"port": "53", "protocol": "ANY"}],
+			"rules": {"dns": %s}}]}]}}`, i, list))
+		if err != nil {
+			return 0, []string{err.Error()}
+		}
+		for _, r := range object.Specs[0].Rules {
+			if r.Action != policytable.Redirect || r.Proxy != policytable.ProxyDNS {
+				bad = append(bad, "the rule does not redirect: "+r.Content())
+			}
+			rules = append(rules, r.Layer7)
+		}
+	}
+	set := layer7.Union(policytable.ProxyDNS, false, rules...)
+	for name, want := range m.Queries {
+		if got := layer7.NewMatcher(set).AllowsQuery(name); got != want {
+			bad = append(bad, fmt.Sprintf("%s allows %q: %t, want %t", set.DNS, name, got, want))
+		}
+	}
+	return len(m.Queries), bad
+}
+
+func decodeOne(text string) (policy.Object, error) {
+	docs, err := manifest.Parse([]byte(text))
+	if err != nil {
+		return policy.Object{}, err
+	}
+	if len(docs) != 1 {
+		return policy.Object{}, fmt.Errorf("%d documents", len(docs))
+	}
+	return policy.Decode(docs[0], rule.Options{Cluster: "default"})
 }
 
 // TestLabelsAreChosenAsByTheIdentityService: the tests of the identity service use the same file.

@@ -142,8 +142,11 @@ type Engine struct {
 	sets        *ruleset.Registry
 	// redirecting tables that have lost a subject, or whose subjects may have other tenants: see recharge
 	unpaid map[*live]struct{}
-	freed  int  // number of events that freed capacity in tables
-	coarse bool // makes every table coarse, for tests
+	// wanted counts the defined tables that depend on the addresses of DNS names, by pattern
+	wanted        map[dnsname.Pattern]int
+	wantedChanged bool
+	freed         int  // number of events that freed capacity in tables
+	coarse        bool // makes every table coarse, for tests
 
 	counters  Counters
 	lastTable policytable.ID
@@ -175,6 +178,7 @@ func New(config Config) *Engine {
 		large:       make(map[compile.Hash]error),
 		redirecting: make(map[*live]struct{}),
 		unpaid:      make(map[*live]struct{}),
+		wanted:      make(map[dnsname.Pattern]int),
 		sets:        config.RuleSets,
 	}
 	if e.sets == nil {

@@ -80,6 +80,7 @@ func (e *Engine) define(l *live) {
 	}
 	l.defined = true
 	e.nameSets(l)
+	e.want(l, 1)
 	if e.config.Events != nil {
 		l.sentClasses = len(l.table.Classes)
 		e.emit(l.definition())

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
@@ -195,4 +196,30 @@ func (l *live) structure() [32]byte {
 		h.Write(binary.LittleEndian.AppendUint16(b, table.NoRest))
 	}
 	return [32]byte(h.Sum(nil))
+}
+
+// want adds to the number of tables that depend on the names of a table.
+func (e *Engine) want(l *live, by int) {
+	for _, n := range l.program.Names() {
+		before := e.wanted[n.Pattern]
+		e.wanted[n.Pattern] = before + by
+		if before+by == 0 {
+			delete(e.wanted, n.Pattern)
+		}
+		e.wantedChanged = e.wantedChanged || before == 0 || before+by == 0
+	}
+}
+
+// WantedNames returns the patterns of the names whose addresses tables depend on, in no particular order. If there are
+// more than most, it returns none, and fits is false. It reports whether they may have changed since the last call; if
+// not, it returns no patterns.
+func (e *Engine) WantedNames(most int) (patterns []dnsname.Pattern, fits, changed bool) {
+	if !e.wantedChanged {
+		return nil, false, false
+	}
+	e.wantedChanged = false
+	if len(e.wanted) > most {
+		return nil, false, true
+	}
+	return slices.Collect(maps.Keys(e.wanted)), true, true
 }

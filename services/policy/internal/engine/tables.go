@@ -574,6 +574,7 @@ func (e *Engine) remove(l *live) (unused []*liveSelector) {
 	delete(e.redirecting, l)
 	delete(e.unpaid, l)
 	if l.defined {
+		e.want(l, -1)
 		e.emit(policytable.RetireTable{Table: l.id})
 	}
 	e.sets.Release(l.payer, l.named)

@@ -40,6 +40,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -241,6 +242,9 @@ func (o *Owner) pause() time.Duration {
 
 // publish stores the numbers of rule sets, and appends the steps of the engine to the stream.
 func (o *Owner) publish() {
+	if patterns, fits, changed := o.engine.WantedNames(layer7.MaxEntries); changed {
+		o.ruleSets.want(patterns, !fits)
+	}
 	o.ruleSets.publish(o.publisher.barrier.Policy, o.interests.enforced())
 	o.alarm.set(o.ruleSets.next())
 	o.publisher.publish(o.policies, o.sources)

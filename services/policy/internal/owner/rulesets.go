@@ -10,14 +10,18 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/ruleset"
 )
 
-// RuleSets distributes the sets of layer 7 rules by number. The origin of an event is the policy revision whose sets it
-// includes.
+// WantedNames is the key of the DNS names that tables select, in RuleSets.
+const WantedNames policytable.RuleSet = 0
+
+// RuleSets distributes the sets of layer 7 rules by number, and under WantedNames the DNS names that tables select. The
+// origin of an event is the policy revision whose sets it includes.
 type RuleSets = watch.Hub[policytable.RuleSet, *layer7.Set]
 
 // mergeRevisions is the maximum delay of the bookmark for a policy revision that changes no rule set.
@@ -46,6 +50,7 @@ func newRuleSets(config *Config, dir string, p *problem.Set) (*ruleSets, error) 
 		}),
 		problems: p, now: config.Now, unsent: make(map[policytable.RuleSet]*layer7.Set),
 	}
+	r.want(nil, false)
 	r.registry.Hold(true) // no process is connected yet
 	var err error
 	if r.file, err = ruleset.OpenFile(dir, r.registry.Restore); err != nil {
@@ -58,6 +63,16 @@ func newRuleSets(config *Config, dir string, p *problem.Set) (*ruleSets, error) 
 			"grace", ruleset.Grace)
 	}
 	return r, nil
+}
+
+// want passes on the patterns of the names that tables select, before the tables are published. If all is set, or if the
+// patterns do not fit into a message, every name is wanted.
+func (r *ruleSets) want(patterns []dnsname.Pattern, all bool) {
+	set := layer7.Union(policytable.ProxyDNS, all, &layer7.Rules{DNS: patterns})
+	if set.TooLarge() {
+		set = layer7.Union(policytable.ProxyDNS, true)
+	}
+	r.hub.Upsert(WantedNames, set)
 }
 
 // publish stores the numbers that have changed, and passes them on. It runs before tables with the numbers are

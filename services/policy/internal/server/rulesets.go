@@ -12,6 +12,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/proto/wire/policywire"
 	"github.com/sluice-net/sluice/services/policy/internal/layer7"
+	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
 // WatchRuleSets implements the service.
@@ -21,10 +22,14 @@ func (s *Server) WatchRuleSets(req *policyv1.WatchRuleSetsRequest,
 	return watch.Serve(conn.Context(), s.Owner.RuleSets(), req.GetResumeToken(),
 		func(e watch.Event[policytable.RuleSet, *layer7.Set]) error {
 			m := &policyv1.WatchRuleSetsResponse{ResumeToken: e.Token}
-			switch e.Kind {
-			case watch.Upsert:
+			switch {
+			case e.Kind == watch.Upsert && e.Key == owner.WantedNames:
+				m.Event = &policyv1.WatchRuleSetsResponse_WantedNames{WantedNames: &policyv1.WantedNames{
+					All: e.Value.All, DnsNames: patterns(e.Value.DNS),
+				}}
+			case e.Kind == watch.Upsert:
 				m.Event = &policyv1.WatchRuleSetsResponse_Upsert{Upsert: toRuleSet(e.Key, e.Value)}
-			case watch.Delete:
+			case e.Kind == watch.Delete:
 				m.Event = &policyv1.WatchRuleSetsResponse_Delete{Delete: uint32(e.Key)}
 			default:
 				m.Event = &policyv1.WatchRuleSetsResponse_Bookmark{Bookmark: &policyv1.RuleSetBookmark{

@@ -5,6 +5,8 @@ package server
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -21,6 +23,7 @@ type ruleSets struct {
 	s      *service
 	stream grpc.ServerStreamingClient[policyv1.WatchRuleSetsResponse]
 	all    map[uint32]*policyv1.RuleSet
+	wanted *policyv1.WantedNames
 	token  []byte
 }
 
@@ -47,6 +50,8 @@ func (r *ruleSets) until(revision uint64) (complete bool) {
 		switch e := m.GetEvent().(type) {
 		case *policyv1.WatchRuleSetsResponse_Upsert:
 			r.all[e.Upsert.GetNumber()] = e.Upsert
+		case *policyv1.WatchRuleSetsResponse_WantedNames:
+			r.wanted = e.WantedNames
 		case *policyv1.WatchRuleSetsResponse_Delete:
 			delete(r.all, e.Delete)
 		case *policyv1.WatchRuleSetsResponse_Bookmark:
@@ -181,6 +186,44 @@ func TestWatchOfRuleSetsContinues(t *testing.T) {
 		if got := other.all[n]; !proto.Equal(got, x) || !proto.Equal(before, r.one()) {
 			t.Errorf("after a restart number %d is %v, want %v", n, got, x)
 		}
+	}
+}
+
+// TestNamesThatTablesSelectReachProxies: an address of another name need not be learned.
+func TestNamesThatTablesSelectReachProxies(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.complete() // the listing ends once every source was complete
+	s.watch(subscribe("datapath", 300, 301)).snapshot()
+	r := s.watchRuleSets(nil)
+	if r.until(0); r.wanted == nil || r.wanted.GetAll() || len(r.wanted.GetDnsNames()) > 0 {
+		t.Fatalf("without policies, %v is wanted", r.wanted)
+	}
+	names := func(name, app, list string) string {
+		return fmt.Sprintf("apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n"+
+			"metadata: {name: %s, namespace: shop}\nspec:\n"+
+			"  endpointSelector: {matchLabels: {app: %s}}\n  egress: [{toFQDNs: [%s]}]\n", name, app, list)
+	}
+	want := func(what string, names ...string) {
+		t.Helper()
+		if got := r.wanted.GetDnsNames(); !slices.Equal(got, names) || r.wanted.GetAll() {
+			t.Errorf("%s: %v is wanted, want %v", what, r.wanted, names)
+		}
+	}
+	r.until(s.apply(names("a", "db", "{matchName: B.example}, {matchPattern: '**.a.example'}")).GetRevision())
+	want("a policy", "**.a.example.", "b.example.")
+	r.until(s.apply(names("elsewhere", "absent", "{matchName: c.example}")).GetRevision())
+	want("a policy without local pods", "**.a.example.", "b.example.")
+	r.until(s.apply(names("b", "db", "{matchName: b.example}, {matchName: d.example}")).GetRevision())
+	want("a second policy", "**.a.example.", "b.example.", "d.example.")
+	r.until(s.apply(names("a", "db", "{matchName: e.example}")).GetRevision())
+	want("a changed policy", "b.example.", "d.example.", "e.example.")
+	list := make([]string, layer7.MaxEntries+1)
+	for i := range list {
+		list[i] = fmt.Sprintf("{matchName: n%d.example}", i)
+	}
+	if r.until(s.apply(names("a", "db", strings.Join(list, ", "))).GetRevision()); !r.wanted.GetAll() {
+		t.Errorf("%d patterns in a message, want all names", len(r.wanted.GetDnsNames()))
 	}
 }
 

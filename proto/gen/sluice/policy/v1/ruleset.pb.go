@@ -145,6 +145,7 @@ type WatchRuleSetsResponse struct {
 	//	*WatchRuleSetsResponse_Upsert
 	//	*WatchRuleSetsResponse_Delete
 	//	*WatchRuleSetsResponse_Bookmark
+	//	*WatchRuleSetsResponse_WantedNames
 	Event         isWatchRuleSetsResponse_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -221,6 +222,15 @@ func (x *WatchRuleSetsResponse) GetBookmark() *RuleSetBookmark {
 	return nil
 }
 
+func (x *WatchRuleSetsResponse) GetWantedNames() *WantedNames {
+	if x != nil {
+		if x, ok := x.Event.(*WatchRuleSetsResponse_WantedNames); ok {
+			return x.WantedNames
+		}
+	}
+	return nil
+}
+
 type isWatchRuleSetsResponse_Event interface {
 	isWatchRuleSetsResponse_Event()
 }
@@ -240,11 +250,74 @@ type WatchRuleSetsResponse_Bookmark struct {
 	Bookmark *RuleSetBookmark `protobuf:"bytes,4,opt,name=bookmark,proto3,oneof"`
 }
 
+type WatchRuleSetsResponse_WantedNames struct {
+	// The DNS names that tables select. They replace the names of an earlier event.
+	WantedNames *WantedNames `protobuf:"bytes,5,opt,name=wanted_names,json=wantedNames,proto3,oneof"`
+}
+
 func (*WatchRuleSetsResponse_Upsert) isWatchRuleSetsResponse_Event() {}
 
 func (*WatchRuleSetsResponse_Delete) isWatchRuleSetsResponse_Event() {}
 
 func (*WatchRuleSetsResponse_Bookmark) isWatchRuleSetsResponse_Event() {}
+
+func (*WatchRuleSetsResponse_WantedNames) isWatchRuleSetsResponse_Event() {}
+
+// WantedNames lists the DNS names that tables of the node select by toFQDNs or domainNames. An address of another name
+// changes no table, so a DNS proxy need not call LearnNames for it.
+type WantedNames struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Every name can be wanted: the patterns do not fit into a message.
+	All bool `protobuf:"varint,1,opt,name=all,proto3" json:"all,omitempty"`
+	// Names and patterns, in the form of RuleSet.dns_names.
+	DnsNames      []string `protobuf:"bytes,2,rep,name=dns_names,json=dnsNames,proto3" json:"dns_names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WantedNames) Reset() {
+	*x = WantedNames{}
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WantedNames) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WantedNames) ProtoMessage() {}
+
+func (x *WantedNames) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WantedNames.ProtoReflect.Descriptor instead.
+func (*WantedNames) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *WantedNames) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+func (x *WantedNames) GetDnsNames() []string {
+	if x != nil {
+		return x.DnsNames
+	}
+	return nil
+}
 
 // RuleSetBookmark marks a point in the watch.
 type RuleSetBookmark struct {
@@ -259,7 +332,7 @@ type RuleSetBookmark struct {
 
 func (x *RuleSetBookmark) Reset() {
 	*x = RuleSetBookmark{}
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[2]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +344,7 @@ func (x *RuleSetBookmark) String() string {
 func (*RuleSetBookmark) ProtoMessage() {}
 
 func (x *RuleSetBookmark) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[2]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +357,7 @@ func (x *RuleSetBookmark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleSetBookmark.ProtoReflect.Descriptor instead.
 func (*RuleSetBookmark) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{2}
+	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RuleSetBookmark) GetSnapshotComplete() bool {
@@ -324,7 +397,7 @@ type RuleSet struct {
 
 func (x *RuleSet) Reset() {
 	*x = RuleSet{}
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[3]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -336,7 +409,7 @@ func (x *RuleSet) String() string {
 func (*RuleSet) ProtoMessage() {}
 
 func (x *RuleSet) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[3]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -349,7 +422,7 @@ func (x *RuleSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleSet.ProtoReflect.Descriptor instead.
 func (*RuleSet) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{3}
+	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RuleSet) GetNumber() uint32 {
@@ -413,7 +486,7 @@ type HTTPRule struct {
 
 func (x *HTTPRule) Reset() {
 	*x = HTTPRule{}
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[4]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -425,7 +498,7 @@ func (x *HTTPRule) String() string {
 func (*HTTPRule) ProtoMessage() {}
 
 func (x *HTTPRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[4]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -438,7 +511,7 @@ func (x *HTTPRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HTTPRule.ProtoReflect.Descriptor instead.
 func (*HTTPRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{4}
+	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *HTTPRule) GetMethod() string {
@@ -490,7 +563,7 @@ type HTTPHeader struct {
 
 func (x *HTTPHeader) Reset() {
 	*x = HTTPHeader{}
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[5]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -502,7 +575,7 @@ func (x *HTTPHeader) String() string {
 func (*HTTPHeader) ProtoMessage() {}
 
 func (x *HTTPHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[5]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -515,7 +588,7 @@ func (x *HTTPHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HTTPHeader.ProtoReflect.Descriptor instead.
 func (*HTTPHeader) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{5}
+	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HTTPHeader) GetName() string {
@@ -547,7 +620,7 @@ type HTTPHeaderMatch struct {
 
 func (x *HTTPHeaderMatch) Reset() {
 	*x = HTTPHeaderMatch{}
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[6]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +632,7 @@ func (x *HTTPHeaderMatch) String() string {
 func (*HTTPHeaderMatch) ProtoMessage() {}
 
 func (x *HTTPHeaderMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[6]
+	mi := &file_sluice_policy_v1_ruleset_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +645,7 @@ func (x *HTTPHeaderMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HTTPHeaderMatch.ProtoReflect.Descriptor instead.
 func (*HTTPHeaderMatch) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{6}
+	return file_sluice_policy_v1_ruleset_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *HTTPHeaderMatch) GetName() string {
@@ -602,13 +675,17 @@ const file_sluice_policy_v1_ruleset_proto_rawDesc = "" +
 	"\n" +
 	"\x1esluice/policy/v1/ruleset.proto\x12\x10sluice.policy.v1\x1a\x1bbuf/validate/validate.proto\x1a\x17sluice/net/v1/net.proto\"B\n" +
 	"\x14WatchRuleSetsRequest\x12*\n" +
-	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xd3\x01\n" +
+	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\x97\x02\n" +
 	"\x15WatchRuleSetsResponse\x12!\n" +
 	"\fresume_token\x18\x01 \x01(\fR\vresumeToken\x123\n" +
 	"\x06upsert\x18\x02 \x01(\v2\x19.sluice.policy.v1.RuleSetH\x00R\x06upsert\x12\x18\n" +
 	"\x06delete\x18\x03 \x01(\rH\x00R\x06delete\x12?\n" +
-	"\bbookmark\x18\x04 \x01(\v2!.sluice.policy.v1.RuleSetBookmarkH\x00R\bbookmarkB\a\n" +
-	"\x05event\"Z\n" +
+	"\bbookmark\x18\x04 \x01(\v2!.sluice.policy.v1.RuleSetBookmarkH\x00R\bbookmark\x12B\n" +
+	"\fwanted_names\x18\x05 \x01(\v2\x1d.sluice.policy.v1.WantedNamesH\x00R\vwantedNamesB\a\n" +
+	"\x05event\"<\n" +
+	"\vWantedNames\x12\x10\n" +
+	"\x03all\x18\x01 \x01(\bR\x03all\x12\x1b\n" +
+	"\tdns_names\x18\x02 \x03(\tR\bdnsNames\"Z\n" +
 	"\x0fRuleSetBookmark\x12+\n" +
 	"\x11snapshot_complete\x18\x01 \x01(\bR\x10snapshotComplete\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\"\xcf\x01\n" +
@@ -655,31 +732,33 @@ func file_sluice_policy_v1_ruleset_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_policy_v1_ruleset_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_sluice_policy_v1_ruleset_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_sluice_policy_v1_ruleset_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_sluice_policy_v1_ruleset_proto_goTypes = []any{
 	(HeaderMismatch)(0),           // 0: sluice.policy.v1.HeaderMismatch
 	(*WatchRuleSetsRequest)(nil),  // 1: sluice.policy.v1.WatchRuleSetsRequest
 	(*WatchRuleSetsResponse)(nil), // 2: sluice.policy.v1.WatchRuleSetsResponse
-	(*RuleSetBookmark)(nil),       // 3: sluice.policy.v1.RuleSetBookmark
-	(*RuleSet)(nil),               // 4: sluice.policy.v1.RuleSet
-	(*HTTPRule)(nil),              // 5: sluice.policy.v1.HTTPRule
-	(*HTTPHeader)(nil),            // 6: sluice.policy.v1.HTTPHeader
-	(*HTTPHeaderMatch)(nil),       // 7: sluice.policy.v1.HTTPHeaderMatch
-	(v1.Proxy)(0),                 // 8: sluice.net.v1.Proxy
+	(*WantedNames)(nil),           // 3: sluice.policy.v1.WantedNames
+	(*RuleSetBookmark)(nil),       // 4: sluice.policy.v1.RuleSetBookmark
+	(*RuleSet)(nil),               // 5: sluice.policy.v1.RuleSet
+	(*HTTPRule)(nil),              // 6: sluice.policy.v1.HTTPRule
+	(*HTTPHeader)(nil),            // 7: sluice.policy.v1.HTTPHeader
+	(*HTTPHeaderMatch)(nil),       // 8: sluice.policy.v1.HTTPHeaderMatch
+	(v1.Proxy)(0),                 // 9: sluice.net.v1.Proxy
 }
 var file_sluice_policy_v1_ruleset_proto_depIdxs = []int32{
-	4, // 0: sluice.policy.v1.WatchRuleSetsResponse.upsert:type_name -> sluice.policy.v1.RuleSet
-	3, // 1: sluice.policy.v1.WatchRuleSetsResponse.bookmark:type_name -> sluice.policy.v1.RuleSetBookmark
-	8, // 2: sluice.policy.v1.RuleSet.proxy:type_name -> sluice.net.v1.Proxy
-	5, // 3: sluice.policy.v1.RuleSet.http:type_name -> sluice.policy.v1.HTTPRule
-	6, // 4: sluice.policy.v1.HTTPRule.headers:type_name -> sluice.policy.v1.HTTPHeader
-	7, // 5: sluice.policy.v1.HTTPRule.header_matches:type_name -> sluice.policy.v1.HTTPHeaderMatch
-	0, // 6: sluice.policy.v1.HTTPHeaderMatch.mismatch:type_name -> sluice.policy.v1.HeaderMismatch
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	5, // 0: sluice.policy.v1.WatchRuleSetsResponse.upsert:type_name -> sluice.policy.v1.RuleSet
+	4, // 1: sluice.policy.v1.WatchRuleSetsResponse.bookmark:type_name -> sluice.policy.v1.RuleSetBookmark
+	3, // 2: sluice.policy.v1.WatchRuleSetsResponse.wanted_names:type_name -> sluice.policy.v1.WantedNames
+	9, // 3: sluice.policy.v1.RuleSet.proxy:type_name -> sluice.net.v1.Proxy
+	6, // 4: sluice.policy.v1.RuleSet.http:type_name -> sluice.policy.v1.HTTPRule
+	7, // 5: sluice.policy.v1.HTTPRule.headers:type_name -> sluice.policy.v1.HTTPHeader
+	8, // 6: sluice.policy.v1.HTTPRule.header_matches:type_name -> sluice.policy.v1.HTTPHeaderMatch
+	0, // 7: sluice.policy.v1.HTTPHeaderMatch.mismatch:type_name -> sluice.policy.v1.HeaderMismatch
+	8, // [8:8] is the sub-list for method output_type
+	8, // [8:8] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	8, // [8:8] is the sub-list for extension extendee
+	0, // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_ruleset_proto_init() }
@@ -691,15 +770,16 @@ func file_sluice_policy_v1_ruleset_proto_init() {
 		(*WatchRuleSetsResponse_Upsert)(nil),
 		(*WatchRuleSetsResponse_Delete)(nil),
 		(*WatchRuleSetsResponse_Bookmark)(nil),
+		(*WatchRuleSetsResponse_WantedNames)(nil),
 	}
-	file_sluice_policy_v1_ruleset_proto_msgTypes[5].OneofWrappers = []any{}
+	file_sluice_policy_v1_ruleset_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_ruleset_proto_rawDesc), len(file_sluice_policy_v1_ruleset_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -144,10 +144,11 @@ type PolicyServiceClient interface {
 	// number is deleted 5 minutes after the last table that used it. A bookmark follows each change of policies: its
 	// revision says which policies the sets include.
 	//
-	// A disconnected caller continues with the resume token of the last message. OUT_OF_RANGE: the token is too old or
-	// belongs to another run of the service; watch again without a token, and drop all sets that are not sent before the
-	// bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again
-	// with the last token. UNAVAILABLE: the service is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all sets that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is valid
+	// unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor a proxy.
 	WatchRuleSets(ctx context.Context, in *WatchRuleSetsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchRuleSetsResponse], error)
@@ -541,10 +542,11 @@ type PolicyServiceServer interface {
 	// number is deleted 5 minutes after the last table that used it. A bookmark follows each change of policies: its
 	// revision says which policies the sets include.
 	//
-	// A disconnected caller continues with the resume token of the last message. OUT_OF_RANGE: the token is too old or
-	// belongs to another run of the service; watch again without a token, and drop all sets that are not sent before the
-	// bookmark with snapshot_complete. RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again
-	// with the last token. UNAVAILABLE: the service is stopping; watch again with the last token.
+	// A disconnected caller continues with the resume token of the last message, and receives everything that was deleted
+	// in the meantime as a deletion. OUT_OF_RANGE: the token is too old or belongs to another run of the service; watch
+	// again without a token, and drop all sets that are not sent before the bookmark with snapshot_complete.
+	// RESOURCE_EXHAUSTED: the caller reads too slowly and was disconnected; watch again with the last token, which is valid
+	// unless the call returns OUT_OF_RANGE. UNAVAILABLE: the service is stopping; watch again with the last token.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor a proxy.
 	WatchRuleSets(*WatchRuleSetsRequest, grpc.ServerStreamingServer[WatchRuleSetsResponse]) error

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/identity"
 	storev1 "github.com/sluice-net/sluice/proto/gen/sluice/store/v1"
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 	"github.com/sluice-net/sluice/store"
@@ -195,10 +196,15 @@ func TestKernelIdentityUsesTheStore(t *testing.T) {
 	if r, err := root.Delete(ctx, "/sluice/v1/identity/restored"); err != nil || r.Deleted != 1 { // else in a minute
 		t.Fatalf("end the time of claims: %v, %v", r, err)
 	}
-	servicetest.Eventually(t, "a new label set after the restore", func() bool {
-		_, err := p.resolve("c3", "cache")
+	var cache uint32
+	servicetest.Eventually(t, "a new label set after the restore", func() (ok bool) {
+		cache, err = p.resolve("c3", "cache")
 		return err == nil
 	})
+	const zone = uint32(identity.ClusterSize / 8)
+	if first := uint32(identity.MinCluster); (web-first)/zone != 0 || (cache-first)/zone != 1 {
+		t.Errorf("numbers %d in epoch 1 and %d in epoch 2, want one of the first %d and one of the next", web, cache, zone)
+	}
 	now, err := store.Load(dir)
 	if err != nil || now.Epoch != 2 {
 		t.Errorf("the node knows epoch %d, %v", now.Epoch, err)

@@ -40,12 +40,17 @@ func (c *candidates) end(n identity.Numeric, since, now time.Time, delay time.Du
 // begin records that the number belongs to a label set again.
 func (c *candidates) begin(n identity.Numeric) { c.short.unset(n) }
 
-// pick chooses the first free number from start on, which is an offset from the first number. The number is not chosen
-// again until drop. inUse reports whether a number is known or held. If no number is free, n is 0, and used is the
-// number of numbers in use.
-func (c *candidates) pick(start int, now time.Time, inUse func(identity.Numeric) bool) (n identity.Numeric, used int) {
+// pick chooses the first free number of the zone from start on, which is an offset from the first number, or of the
+// others if the zone has none. The number is not chosen again until drop. inUse reports whether a number is known or
+// held. If no number is free, n is 0, and used is the number of numbers in use.
+func (c *candidates) pick(
+	start int, z Zone, now time.Time, inUse func(identity.Numeric) bool,
+) (n identity.Numeric, used int) {
 	var last identity.Numeric // free number of a short-lived label set
-	for i := range c.assigned.clear(start) {
+	for i := range c.assigned.clear(start, z) {
+		if last != 0 && !z.has(i) {
+			break // a short-lived set's number of the zone comes before the numbers of other zones
+		}
 		n := identity.MinCluster + identity.Numeric(i)
 		if inUse(n) {
 			c.assigned.set(n)

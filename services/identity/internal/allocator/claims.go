@@ -67,6 +67,8 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 			return Claim{}, fmt.Errorf("%w: the last free numbers are being allocated to other label sets", ErrContended)
 		case errors.Is(err, ErrOccupied) && candidate == 0:
 			return Claim{}, &QuotaError{Kind: ErrExhausted, Used: used, Limit: identity.ClusterSize, Keys: s.view.topKeys()}
+		case errors.Is(err, ErrZone): // the store has told the new one
+			known = 0
 		case errors.Is(err, ErrOccupied):
 			s.index.mu.Lock(opHold)
 			s.index.candidates.occupy(candidate, time.Now().Add(s.cfg.Reconcile))
@@ -96,15 +98,15 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 }
 
 // candidate chooses a number for a label set that has none; no other call of this node chooses it until done is called.
-// The search for a free number starts at an offset that depends on the hash of the label set. Therefore two nodes
-// rarely choose the same number for different sets, and a collected set usually gets its former number again. If no
-// number is free, n is 0, and used is the number of numbers in use.
+// The search for a free number starts at an offset in the zone that depends on the hash of the label set. Therefore two
+// nodes rarely choose the same number for different sets, and a collected set usually gets its former number again. If
+// no number is free, n is 0, and used is the number of numbers in use.
 func (s *claims) candidate(labels label.Canonical) (n identity.Numeric, used int, done func()) {
-	sum := labels.Hash()
-	start := int(binary.BigEndian.Uint32(sum[:4]) % uint32(identity.ClusterSize))
+	sum, zone := labels.Hash(), s.store.Zone()
+	start := zone.at(binary.BigEndian.Uint32(sum[:4]))
 	s.index.mu.Lock(opChoose)
 	defer s.index.mu.Unlock()
-	n, used = s.index.candidates.pick(start, time.Now(), func(n identity.Numeric) bool {
+	n, used = s.index.candidates.pick(start, zone, time.Now(), func(n identity.Numeric) bool {
 		_, known := s.index.mirror.known[n]
 		return known || s.index.held.has(n)
 	})

@@ -33,10 +33,13 @@ func (s *numbers) has(n identity.Numeric) bool {
 	return n.Scope() == identity.ScopeCluster && s[i/64]&(1<<(i%64)) != 0
 }
 
-// clear yields the offsets of the numbers that are not in the set: from start to the end, then up to start.
-func (s *numbers) clear(start int) iter.Seq[int] {
+// clear yields the offsets of the numbers that are not in the set: first of the zone, from start on to its end and from
+// its beginning, and then of all other numbers, from the end of the zone on.
+func (s *numbers) clear(start int, z Zone) iter.Seq[int] {
+	z = z.orAll()
+	end := z.First + z.Size
 	return func(yield func(int) bool) {
-		for _, part := range [2][2]int{{start, identity.ClusterSize}, {0, start}} {
+		for _, part := range [4][2]int{{start, end}, {z.First, start}, {end, identity.ClusterSize}, {0, z.First}} {
 			for i := part[0]; i < part[1]; {
 				free := ^s[i/64] >> (i % 64)
 				if free == 0 {
@@ -54,4 +57,39 @@ func (s *numbers) clear(start int) iter.Seq[int] {
 			}
 		}
 	}
+}
+
+// Zone is a part of the numbers of the cluster, of which new numbers are chosen first. The zero Zone is all numbers.
+type Zone struct {
+	First int // offset from the first number
+	Size  int
+}
+
+// zones is how many zones there are. Each epoch of a store has one, so that the numbers of an epoch are chosen again
+// first in the eighth epoch after it.
+const zones = 8
+
+// ZoneOf returns the zone of an epoch of the store, which begins after each restore. The numbers of earlier epochs that
+// the restored data lack are in other zones: a node that is cut off may still hold them.
+func ZoneOf(epoch uint64) Zone {
+	const size = identity.ClusterSize / zones
+	return Zone{First: int((epoch-1)%zones) * size, Size: size}
+}
+
+func (z Zone) orAll() Zone {
+	if z.Size == 0 {
+		z.Size = identity.ClusterSize
+	}
+	return z
+}
+
+// at returns the offset for the hash of a label set.
+func (z Zone) at(hash uint32) int {
+	z = z.orAll()
+	return z.First + int(hash%uint32(z.Size))
+}
+
+func (z Zone) has(offset int) bool {
+	z = z.orAll()
+	return offset >= z.First && offset < z.First+z.Size
 }

@@ -36,7 +36,7 @@ func TestEveryNumberThatIsNotInTheSetIsFoundOnce(t *testing.T) {
 				want = append(want, at)
 			}
 		}
-		if got := slices.Collect(s.clear(start)); !slices.Equal(got, want) {
+		if got := slices.Collect(s.clear(start, Zone{})); !slices.Equal(got, want) {
 			t.Errorf("seed %d, from %d: got %d numbers, want %d", seed, start, len(got), len(want))
 		}
 	}
@@ -44,7 +44,7 @@ func TestEveryNumberThatIsNotInTheSetIsFoundOnce(t *testing.T) {
 	for n := range identity.Numeric(1 << 17) {
 		s.set(n) // also what is none of the cluster's
 	}
-	if got := slices.Collect(s.clear(5)); len(got) != 0 {
+	if got := slices.Collect(s.clear(5, Zone{})); len(got) != 0 {
 		t.Errorf("%d numbers of the full set are free", len(got))
 	}
 }

@@ -315,6 +315,9 @@ func (s *reconciler) resolve(ctx context.Context, c *ConflictError) error {
 			return s.store.Claim(ctx, c.Held.Labels, c.Moved, candidate)
 		})
 		done()
+		if errors.Is(err, ErrZone) {
+			continue
+		}
 		if !errors.Is(err, ErrOccupied) || candidate == 0 {
 			break
 		}

@@ -28,6 +28,8 @@ var (
 
 // Errors of a Store of identities.
 var (
+	// ErrZone: the candidate was chosen for another zone than Zone returns now.
+	ErrZone = errors.New("numbers come from another zone")
 	// ErrOccupied: the candidate belongs to another label set or is in quarantine.
 	ErrOccupied = errors.New("number is occupied")
 	// ErrConflict: the number now has another label set, or the label set another number. It is always a *ConflictError.
@@ -132,8 +134,10 @@ type Store interface {
 	Severed(ctx context.Context) error
 	// Claim atomically finds the number of a label set and writes this node's reference to it. known is the number
 	// that the set probably has, or 0. If the set has no number, it gets candidate; if candidate is not free, Claim
-	// returns ErrOccupied.
+	// returns ErrOccupied, and if the zone of new numbers has changed, ErrZone.
 	Claim(ctx context.Context, labels label.Canonical, known, candidate identity.Numeric) (Claim, error)
+	// Zone returns the zone of new numbers, as of the last Claim.
+	Zone() Zone
 	// Restore writes a reference to an identity that this node held before, and creates the identity again if it
 	// was removed. It returns ErrConflict if the number or the label set belongs to another identity.
 	Restore(ctx context.Context, id identity.Identity) (Claim, error)

@@ -7,7 +7,9 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -26,10 +28,38 @@ type Identities struct {
 	ids     identityKeys
 	layout  *layout
 	steps   *claimSteps
+	epoch   atomic.Pointer[epoch]
+}
+
+// epoch is the key of the store's epoch as it was last read, and the zone of its numbers.
+type epoch struct {
+	kv   *mvccpb.KeyValue // nil: another etcd than sluice-store
+	zone allocator.Zone
+}
+
+// Zone implements allocator.Store.
+func (s *Identities) Zone() allocator.Zone { return s.epoch.Load().zone }
+
+// sees records the key of the epoch. It reports whether that is another one than a candidate was chosen for.
+func (s *Identities) sees(kvs []*mvccpb.KeyValue, chosen *epoch) bool {
+	e := &epoch{}
+	if len(kvs) > 0 {
+		e.kv = kvs[0]
+		if n, err := strconv.ParseUint(string(e.kv.Value), 10, 64); err == nil && n > 0 {
+			e.zone = allocator.ZoneOf(n)
+		}
+	}
+	s.epoch.Store(e)
+	if chosen.kv == nil || e.kv == nil {
+		return chosen.kv != e.kv
+	}
+	return chosen.kv.ModRevision != e.kv.ModRevision
 }
 
 func newIdentities(s *session.Session, ids identityKeys, l *layout) *Identities {
-	return &Identities{session: s, cfg: s.Config(), ids: ids, layout: l, steps: newClaimSteps(s)}
+	i := &Identities{session: s, cfg: s.Config(), ids: ids, layout: l, steps: newClaimSteps(s)}
+	i.epoch.Store(&epoch{})
+	return i
 }
 
 // put returns the writes that create an identity and this node's reference to it.
@@ -121,6 +151,7 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 	for range maxRaces {
 		// One round trip creates the identity, or returns the reason why not. Without a candidate it only reads,
 		// because number 0 is never created.
+		chosen := s.epoch.Load()
 		first := &claim{what: "allocate identity", number: candidate, labels: l, then: s.gets(candidate, l)}
 		if candidate != 0 {
 			first.when = []clientv3.Cmp{
@@ -129,9 +160,11 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 				clientv3.Compare(clientv3.CreateRevision(s.ids.quarantine(candidate)), "=", 0),
 			}
 			if candidate != known { // the known number of a set may be written again at any time
-				first.when = append(first.when, session.Unchanged(restoredKey(s.cfg.Prefix), nil))
+				first.when = append(first.when, session.Unchanged(restoredKey(s.cfg.Prefix), nil),
+					session.Unchanged(epochKey(s.cfg.Prefix), chosen.kv))
 			}
-			first.orElse = append(first.then, clientv3.OpGet(restoredKey(s.cfg.Prefix)))
+			first.orElse = append(first.then, clientv3.OpGet(restoredKey(s.cfg.Prefix)),
+				clientv3.OpGet(epochKey(s.cfg.Prefix)))
 			first.then = s.put(candidate, l, lease, true)
 		}
 		if err := s.steps.commit(ctx, first); err != nil {
@@ -141,9 +174,14 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 			return allocator.Claim{Number: candidate, Revision: first.revision, Created: true}, nil
 		}
 		n, have := candidate, stateOf(first.responses)
-		if have.labels == nil && candidate != 0 && candidate != known &&
-			len(first.responses[3].GetResponseRange().GetKvs()) > 0 {
-			return allocator.Claim{}, fmt.Errorf("allocate identity: %w", allocator.ErrRestored)
+		if have.labels == nil && candidate != 0 && candidate != known {
+			moved := s.sees(first.responses[4].GetResponseRange().GetKvs(), chosen)
+			switch {
+			case len(first.responses[3].GetResponseRange().GetKvs()) > 0:
+				return allocator.Claim{}, fmt.Errorf("allocate identity: %w", allocator.ErrRestored)
+			case moved:
+				return allocator.Claim{}, fmt.Errorf("allocate identity: %w", allocator.ErrZone)
+			}
 		}
 		if have.labels != nil {
 			if n, err = numberOf(have.labels, l); err != nil {

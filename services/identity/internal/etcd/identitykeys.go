@@ -44,6 +44,10 @@ func (k identityKeys) reference(n identity.Numeric) string { return k.references
 // writes it.
 func restoredKey(prefix string) string { return prefix + "/restored" }
 
+// epochKey returns the key with the epoch of sluice-store, which decides the zone of new numbers. Only the store writes
+// it; another etcd does not have it.
+func epochKey(prefix string) string { return prefix + "/epoch" }
+
 func decimal(n identity.Numeric) string { return strconv.FormatUint(uint64(n), 10) }
 
 func hashText(l label.Canonical) string {

@@ -5,7 +5,9 @@ package etcd
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
+	"strconv"
 	"testing"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
@@ -68,5 +70,36 @@ func TestNothingNewIsAllocatedWhileNodesClaimInARestoredStore(t *testing.T) {
 	}
 	if _, err := n1.ClaimRange(ctx, settings, false, nil); err != nil {
 		t.Errorf("a new block, after all have claimed: %v", err)
+	}
+}
+
+// TestNumbersOfARestoredStoreComeFromAnotherZone: a candidate that was chosen before the node knew the epoch is
+// refused, and the allocator chooses again.
+func TestNumbersOfARestoredStoreComeFromAnotherZone(t *testing.T) {
+	s := etcdtest.Start(t)
+	ctx := servicetest.Context(t)
+	a := joined(t, s, "a")
+	if a.Zone() != (allocator.Zone{}) {
+		t.Errorf("zone %v without an epoch", a.Zone())
+	}
+	admin := s.Client()
+	for _, epoch := range []uint64{1, 2} {
+		if _, err := admin.Put(ctx, testPrefix+"/epoch", strconv.FormatUint(epoch, 10)); err != nil {
+			t.Fatal(err)
+		}
+		web := storetest.Labels(t, fmt.Sprintf("web%d", epoch))
+		candidate := identity.Numeric(60_000 + epoch)
+		if _, err := a.Claim(ctx, web, 0, candidate); !errors.Is(err, allocator.ErrZone) {
+			t.Errorf("the candidate %d of another zone: %v", candidate, err)
+		}
+		if a.Zone() != allocator.ZoneOf(epoch) {
+			t.Errorf("zone %v in epoch %d", a.Zone(), epoch)
+		}
+		if c, err := a.Claim(ctx, web, 0, candidate); err != nil || c.Number != candidate {
+			t.Errorf("the next candidate: %v, %v", c, err)
+		}
+		if c, err := a.Claim(ctx, web, 0, candidate+10); err != nil || c.Number != candidate {
+			t.Errorf("the same label set again: %v, %v", c, err)
+		}
 	}
 }

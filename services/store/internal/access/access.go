@@ -51,6 +51,9 @@ const (
 // restoredKey is below the prefix of the nodes, which read it: while it exists, they allocate no new number or range.
 const restoredKey = "/restored"
 
+// zoneKey is below the prefix of the nodes, which read it: the epoch, which decides where they look for new numbers.
+const zoneKey = "/epoch"
+
 // The roles that several users have.
 const (
 	commonRole   = "nodes"
@@ -140,6 +143,7 @@ func (a *Access) begin(root context.Context, epoch uint64) error {
 	}
 	writes := []*pb.RequestOp{
 		put(epochKey, value, 0),
+		put(a.prefix+zoneKey, value, 0),
 		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{
 			Key: []byte(tokensPrefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(tokensPrefix)),
 		}}},

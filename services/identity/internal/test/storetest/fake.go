@@ -234,6 +234,8 @@ func (s *fakeStore) Claim(ctx context.Context, l label.Canonical, _, candidate i
 	return s.create(candidate, l), nil
 }
 
+func (s *fakeStore) Zone() allocator.Zone { return allocator.Zone{} }
+
 func (s *fakeStore) Restore(ctx context.Context, id identity.Identity) (allocator.Claim, error) {
 	if err := s.enter(ctx); err != nil {
 		return allocator.Claim{}, err

@@ -83,8 +83,14 @@ func (c Credentials) Validity() (from, to time.Time, err error) {
 	return pair.Leaf.NotBefore, pair.Leaf.NotAfter, nil
 }
 
+// ErrNone is returned by a node that has no credentials yet.
+var ErrNone = errors.New("this node has no credentials for sluice-store yet")
+
 // TLS returns the configuration of a connection to a member.
 func (c Credentials) TLS() (*tls.Config, error) {
+	if c.Epoch == 0 {
+		return nil, ErrNone
+	}
 	pair, err := c.Pair()
 	if err != nil {
 		return nil, err
@@ -102,6 +108,9 @@ func (c Credentials) TLS() (*tls.Config, error) {
 
 // Endpoints returns the addresses of etcd in the form of etcd's client.
 func (c Credentials) Endpoints() []string {
+	if len(c.Clients) == 0 {
+		return []string{"https://127.0.0.1:1"} // etcd's client demands one, and nothing is there
+	}
 	var all []string
 	for _, a := range c.Clients {
 		all = append(all, "https://"+a)

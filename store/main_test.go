@@ -4,6 +4,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -141,10 +142,7 @@ func (m *fakeMember) seen() []string {
 
 // Enrol implements the service.
 func (m *fakeMember) Enrol(_ context.Context, r *storev1.EnrolRequest) (*storev1.EnrolResponse, error) {
-	what := r.GetSecret()
-	if what == "" {
-		what = "renew"
-	}
+	what := cmp.Or(r.GetSecret(), r.GetAccountToken(), "renew")
 	list, err := m.called(what)
 	if err != nil {
 		return nil, err

@@ -5,9 +5,12 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -19,12 +22,16 @@ type Renewer struct {
 	dir string
 	log *slog.Logger
 	now func() time.Time
-	// failed has an element after a connection failed, until the next request.
-	failed chan struct{}
+	// failed has an element after a connection failed, until the next request; news after Publish.
+	failed, news chan struct{}
+	// For a store in Kubernetes: the name of the node, and the token by which it enrols. token is nil for another store.
+	node  string
+	token func() (string, error)
 
-	mu      sync.Mutex
-	current Credentials // guarded by mu
-	problem error       // guarded by mu; of the last attempt
+	mu        sync.Mutex
+	current   Credentials // guarded by mu
+	published Published   // guarded by mu; by a store in Kubernetes
+	problem   error       // guarded by mu; of the last attempt
 }
 
 // NewRenewer reads the credentials in a directory, which has one Renewer.
@@ -40,7 +47,51 @@ func NewRenewer(dir, node string, now func() time.Time, l *slog.Logger) (*Renewe
 	if _, err := c.TLS(); err != nil {
 		return nil, err
 	}
-	return &Renewer{dir: dir, log: l, now: now, failed: make(chan struct{}, 1), current: c}, nil
+	r := newRenewer(dir, node, now, l)
+	r.current = c
+	return r, nil
+}
+
+func newRenewer(dir, node string, now func() time.Time, l *slog.Logger) *Renewer {
+	return &Renewer{
+		dir: dir, node: node, log: l, now: now, failed: make(chan struct{}, 1), news: make(chan struct{}, 1),
+	}
+}
+
+// NewKubernetesRenewer returns the Renewer of a node of a store in Kubernetes. Publish says where the store is. The
+// node enrols by a token of its account whenever its credentials are of no use: credentials that are missing, corrupt
+// or of another node are no error.
+func NewKubernetesRenewer(
+	dir, node string, token func() (string, error), now func() time.Time, l *slog.Logger,
+) *Renewer {
+	r := newRenewer(dir, node, now, l)
+	r.token = token
+	c, err := Load(dir)
+	if err == nil && c.Node == node {
+		_, err = c.TLS()
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil || c.Node != node:
+		l.Warn("the saved credentials for the store cannot be used; the node enrols again", "node", c.Node, log.Err(err))
+	default:
+		r.current = c
+	}
+	return r
+}
+
+// InKubernetes reports whether the store is in Kubernetes. Such a store has a key by which it allows new numbers.
+func (r *Renewer) InKubernetes() bool { return r.token != nil }
+
+// Publish tells where a store in Kubernetes is.
+func (r *Renewer) Publish(p Published) {
+	r.mu.Lock()
+	r.published = p
+	r.mu.Unlock()
+	select {
+	case r.news <- struct{}{}:
+	default:
+	}
 }
 
 // Current returns the credentials.
@@ -83,6 +134,7 @@ func (r *Renewer) Run(ctx context.Context, changed func(Credentials)) error {
 		least := time.After(soon/2 + rand.N(soon))
 		select {
 		case <-time.After(wait):
+		case <-r.news:
 		case <-r.failed:
 			select {
 			case <-least:
@@ -98,15 +150,7 @@ func (r *Renewer) Run(ctx context.Context, changed func(Credentials)) error {
 // step renews the certificate if it is time, or asks for the members. It reports whether that succeeded.
 func (r *Renewer) step(ctx context.Context, changed func(Credentials)) bool {
 	old := r.Current()
-	due, err := r.due(old)
-	var c Credentials
-	switch {
-	case err != nil:
-	case due:
-		c, err = Renew(ctx, old)
-	default:
-		c, err = Locate(ctx, old)
-	}
+	c, due, err := r.next(ctx, old)
 	if err == nil && !same(c, old) {
 		err = c.Save(r.dir)
 	}
@@ -127,6 +171,66 @@ func (r *Renewer) step(ctx context.Context, changed func(Credentials)) bool {
 		changed(c)
 	}
 	return true
+}
+
+// next returns the credentials after a request. due reports whether it was time for another certificate.
+func (r *Renewer) next(ctx context.Context, old Credentials) (c Credentials, due bool, err error) {
+	if r.token != nil {
+		return r.follow(ctx, old)
+	}
+	if due, err = r.due(old); err != nil {
+		return old, due, err
+	}
+	if due {
+		c, err = Renew(ctx, old)
+	} else {
+		c, err = Locate(ctx, old)
+	}
+	return c, due, err
+}
+
+// follow is next for a store in Kubernetes: the node enrols in each new epoch, which has another CA.
+func (r *Renewer) follow(ctx context.Context, old Credentials) (c Credentials, due bool, err error) {
+	r.mu.Lock()
+	p := r.published
+	r.mu.Unlock()
+	if p.Epoch > old.Epoch {
+		c, err := r.enrol(ctx, p)
+		return c, true, err
+	}
+	if old.Epoch == 0 {
+		return old, true, fmt.Errorf("%w: no store has published its address in the ConfigMap %s", ErrNone, ObjectName)
+	}
+	if due, err = r.due(old); err != nil {
+		return old, due, err
+	}
+	c = old
+	if p.Epoch == old.Epoch {
+		c.Clients, c.Enrol = p.Clients, p.Enrol
+	}
+	if due {
+		if c, err = Renew(ctx, c); err != nil && p.Epoch == old.Epoch {
+			c, err = r.enrol(ctx, p)
+		}
+	}
+	if err == nil && !due && p.Epoch != 0 && p.Epoch < old.Epoch {
+		err = fmt.Errorf("the ConfigMap %s has epoch %d, and this node knows epoch %d; if the store was installed anew, "+
+			"remove %s and restart sluice-identity", ObjectName, p.Epoch, old.Epoch, filepath.Join(r.dir, File))
+	}
+	return c, due, err
+}
+
+// enrol exchanges a token of the node's account for credentials.
+func (r *Renewer) enrol(ctx context.Context, p Published) (Credentials, error) {
+	token, err := r.token()
+	if err != nil {
+		return Credentials{}, err
+	}
+	request, err := NewRequest()
+	if err != nil {
+		return Credentials{}, err
+	}
+	return EnrolAccount(ctx, p, r.node, token, request)
 }
 
 func (r *Renewer) due(c Credentials) (bool, error) {

@@ -87,6 +87,7 @@ type Process struct {
 	server  atomic.Pointer[rpc.Server] // set once it serves
 	waiting atomic.Pointer[string]     // what the process waits for while the server does not serve
 	unready atomic.Pointer[error]      // why /readyz reports an error although the server serves
+	standby atomic.Bool                // the server does not serve, as intended
 
 	work    context.Context // context of the background work; outlives the servers
 	endWork context.CancelCauseFunc
@@ -367,8 +368,15 @@ func (p *Process) Unready(why error) {
 	p.unready.Store(&why)
 }
 
+// Standby makes /readyz report no error while the server does not serve: the process waits to take the place of another
+// one.
+func (p *Process) Standby(yes bool) { p.standby.Store(yes) }
+
 // notReady returns why the process does not serve, or nil.
 func (p *Process) notReady() error {
+	if p.standby.Load() {
+		return nil
+	}
 	if s := p.server.Load(); s != nil && s.Serving() {
 		if why := p.unready.Load(); why != nil {
 			return *why

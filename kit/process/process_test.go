@@ -274,6 +274,9 @@ func TestProbesFollowTheStartTheServerAndTheEnd(t *testing.T) {
 		p.Waiting("waiting for the sources")
 		p.Go("readiness", func(ctx context.Context) error {
 			step()
+			p.Standby(true)
+			step()
+			p.Standby(false)
 			srv.SetAllServing(true)
 			p.Ready()
 			step()
@@ -316,6 +319,9 @@ func TestProbesFollowTheStartTheServerAndTheEnd(t *testing.T) {
 	steps <- struct{}{}
 	<-steps
 	wantProbes("before it serves", 503, "waiting for the sources")
+	steps <- struct{}{}
+	<-steps
+	wantProbes("while it stands by", 200, "ok")
 	steps <- struct{}{}
 	cc, err := client.Dial(s.socket(), client.Options{WaitForReady: true})
 	if err != nil {

@@ -55,6 +55,8 @@ type EtcdConfig struct {
 	Key        string        `config:"key" help:"file with the private key of this client's certificate"`
 	ServerName string        `config:"serverName" help:"name in etcd's certificate, if it is not the host of the endpoint"`
 	StoreDir   string        `config:"storeDir" help:"directory with credentials of sluice-store; replaces the above"`
+	StoreToken string        `config:"storeToken" help:"file with a token for sluice-store in Kubernetes; with storeDir"`
+	Namespace  string        `config:"storeNamespace" help:"namespace of the ConfigMap that says where sluice-store is"`
 	Prefix     string        `config:"prefix" help:"beginning of all keys; the same on all nodes of a cluster"`
 	LeaseTTL   time.Duration `config:"leaseTTL" help:"how long the references of this node outlive its last sign of life; the same on all nodes"`
 	AliveTTL   time.Duration `config:"aliveTTL" help:"how long other nodes regard this node as alive, and its name as taken, after its last sign of life"`
@@ -90,6 +92,7 @@ func defaults(p instance.Paths) Config {
 		Quota:    4096,
 		Etcd: EtcdConfig{
 			Endpoints: []string{"http://127.0.0.1:2379"},
+			Namespace: "sluice-system",
 			Prefix:    "/sluice/v1/identity",
 			LeaseTTL:  15 * time.Minute,
 			AliveTTL:  time.Minute,
@@ -121,6 +124,16 @@ func (c *Config) Validate() error {
 		p.Addf("etcd.storeDir", "%q is not an absolute path", e.StoreDir)
 	case e.CA+e.Cert+e.Key+e.ServerName != "":
 		p.Addf("etcd.storeDir", "ca, cert, key and serverName are for another etcd: remove them, or storeDir")
+	}
+	if e := c.Etcd; e.StoreToken != "" {
+		switch {
+		case !filepath.IsAbs(e.StoreToken):
+			p.Addf("etcd.storeToken", "%q is not an absolute path", e.StoreToken)
+		case e.StoreDir == "" || !c.Kubernetes.Enabled():
+			p.Addf("etcd.storeToken", "needs etcd.storeDir and kubernetes.api")
+		case e.Namespace == "":
+			p.Addf("etcd.storeNamespace", "is required with storeToken")
+		}
 	}
 	if !strings.HasPrefix(c.Etcd.Prefix, "/") || strings.HasSuffix(c.Etcd.Prefix, "/") {
 		p.Addf("etcd.prefix", "%q does not begin with '/', or ends in it", c.Etcd.Prefix)
@@ -215,7 +228,7 @@ func (c *Config) files(kubernetes *kube.Client) sandbox.Files {
 	if kubernetes != nil {
 		f.Read = append(f.Read, kubernetes.Files()...)
 	}
-	for _, file := range []string{c.Etcd.CA, c.Etcd.Cert, c.Etcd.Key} {
+	for _, file := range []string{c.Etcd.CA, c.Etcd.Cert, c.Etcd.Key, c.Etcd.StoreToken} {
 		if file != "" {
 			f.Read = append(f.Read, filepath.Dir(file))
 		}

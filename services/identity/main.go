@@ -56,7 +56,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 
 	client := cfg.Etcd.client()
-	if cfg.Etcd.StoreDir != "" {
+	switch {
+	case cfg.Etcd.StoreToken != "":
+		client.Store = store.NewKubernetesRenewer(cfg.Etcd.StoreDir, cfg.Node, cfg.Etcd.token, time.Now, p.Log)
+	case cfg.Etcd.StoreDir != "":
 		client.Store, err = store.NewRenewer(cfg.Etcd.StoreDir, cfg.Node, time.Now, p.Log)
 		if err != nil {
 			return process.Misconfigured(fmt.Errorf("etcd.storeDir: %w", err))
@@ -155,6 +158,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("kinds of policy", service.Cluster.Kinds.Run)
 	if kubernetes != nil {
 		followKubernetes(ctx, p, kubernetes, service)
+	}
+	if cfg.Etcd.StoreToken != "" {
+		if err := followStore(p, kubernetes, cfg.Etcd.Namespace, client.Store); err != nil {
+			return err
+		}
 	}
 	p.Waiting("waiting for etcd")
 	p.Go("readiness", func(ctx context.Context) error {

@@ -8,11 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/services/store/internal/access"
 )
 
@@ -27,6 +29,15 @@ type Config struct {
 	EnrolPort  int             `config:"enrolPort" help:"TCP port for joining and renewals; the same on all members"`
 	Quota      config.ByteSize `config:"quota" help:"database size from which the store refuses writes"`
 	Prefix     string          `config:"prefix" help:"beginning of the keys of nodes, as etcd.prefix of sluice-identity"`
+
+	Kubernetes KubernetesConfig `config:"kubernetes"`
+}
+
+// KubernetesConfig configures a store in Kubernetes.
+type KubernetesConfig struct {
+	kube.Settings `config:",inline"`
+	Namespace     string        `config:"namespace" help:"namespace of the Lease, the ConfigMap and the accounts"`
+	Takeover      time.Duration `config:"takeover" help:"how long a Lease is unchanged before a store takes its place"`
 }
 
 func defaults(p instance.Paths) Config {
@@ -37,8 +48,14 @@ func defaults(p instance.Paths) Config {
 	return Config{
 		Node: node, StateDir: p.ServiceStateDir("store"), EtcdSocket: filepath.Join(p.ServiceRunDir("store"), "etcd.sock"),
 		ClientPort: 23790, MemberPort: 23800, EnrolPort: 23810, Quota: 1 << 30, Prefix: "/sluice/v1/identity",
+		Kubernetes: KubernetesConfig{
+			Settings: kube.Defaults(), Namespace: "sluice-system", Takeover: 30 * time.Second,
+		},
 	}
 }
+
+// minTakeover leaves time for several renewals, and for etcd, which counts in seconds.
+const minTakeover = 6 * time.Second
 
 // minQuota is what the store itself and a small cluster need.
 const minQuota = 16 << 20
@@ -74,6 +91,17 @@ func (c *Config) Validate() error {
 		}
 		ports[x.port] = x.key
 	}
+	if k := &c.Kubernetes; k.Enabled() {
+		if c.Address == "" {
+			p.Addf("address", "is required in Kubernetes: the address of this machine")
+		}
+		if k.Namespace == "" || len(k.Namespace) > 63 {
+			p.Addf("kubernetes.namespace", "%q is not the name of a namespace", k.Namespace)
+		}
+		if k.Takeover < minTakeover || k.Takeover > time.Hour {
+			p.Addf("kubernetes.takeover", "%s is not between %s and 1h", k.Takeover, minTakeover)
+		}
+	}
 	if c.Quota < minQuota {
 		p.Addf("quota", "%d is less than %d", c.Quota, minQuota)
 	}
@@ -87,4 +115,10 @@ func (c *Config) Validate() error {
 func (*Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: true} }
 
 // files returns the files that the service opens after startup.
-func (c *Config) files() sandbox.Files { return sandbox.Files{Write: []string{c.StateDir}} }
+func (c *Config) files(kubernetes *kube.Client) sandbox.Files {
+	f := sandbox.Files{Write: []string{c.StateDir}}
+	if kubernetes != nil {
+		f.Read = kubernetes.Files()
+	}
+	return f
+}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/process"
@@ -45,6 +46,15 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 		"enrolPort: ":  func(c *Config) { c.EnrolPort = c.ClientPort },
 		"quota: ":      func(c *Config) { c.Quota = 1 },
 		"prefix: ":     func(c *Config) { c.Prefix = "/sluice/v1/store" },
+		"address: is required in Kubernetes": func(c *Config) {
+			c.Kubernetes.API = []string{"https://192.0.2.1:6443"}
+		},
+		"kubernetes.takeover: ": func(c *Config) {
+			c.Kubernetes.API, c.Address, c.Kubernetes.Takeover = []string{"https://192.0.2.1:6443"}, "192.0.2.1", time.Second
+		},
+		"kubernetes.namespace: ": func(c *Config) {
+			c.Kubernetes.API, c.Address, c.Kubernetes.Namespace = []string{"https://192.0.2.1:6443"}, "192.0.2.1", ""
+		},
 	} {
 		c := defaults(paths)
 		c.Node = "n1"

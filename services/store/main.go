@@ -35,13 +35,17 @@ func main() { os.Exit(process.Run("store", defaults, run)) }
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
+	cluster, err := begin(ctx, p, cfg)
+	if err != nil {
+		return err
+	}
 	m, err := process.Phase(p, "start etcd", func() (*member.Member, error) {
 		m, err := member.Open(member.Settings{
 			Dir: cfg.StateDir, Name: cfg.Node, Address: cfg.Address, ClientPort: cfg.ClientPort, MemberPort: cfg.MemberPort,
-			Quota: int64(cfg.Quota), Now: time.Now, Log: p.Log,
+			Quota: int64(cfg.Quota), Found: cluster.found, Now: time.Now, Log: p.Log,
 		})
 		if errors.Is(err, member.ErrState) {
-			return nil, process.Misconfigured(err)
+			return nil, cluster.unusable(err, cfg)
 		}
 		return m, err
 	})
@@ -65,7 +69,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	reasons := server.Reasons()
 	enrolment := enrol.New(enrol.Options{
 		Member: m, Access: rights, Certificate: cert.Load, EnrolPort: cfg.EnrolPort, MemberPort: cfg.MemberPort,
-		Answer: reasons.Status, Log: p.Log, Now: time.Now,
+		Answer: reasons.Status, Log: p.Log, Now: time.Now, Account: cluster.account,
 	})
 	service := server.New(server.Options{
 		Version: version.Get().String(), Started: started, Member: m, Access: rights,
@@ -80,7 +84,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	if err := p.Confine(cfg.files()); err != nil {
+	if err := p.Confine(cfg.files(cluster.client)); err != nil {
 		return err
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
@@ -97,7 +101,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			return unlessDone(ctx, err)
 		}
 		p.Go("maintenance", m.Maintain)
-		if !prepare(ctx, rights, m.Epoch(), cfg.Node, p) {
+		if !prepare(ctx, rights, m.Epoch(), cfg, p) {
 			return nil
 		}
 		failed := make(chan error, 3)
@@ -105,6 +109,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		if listeners.clients != nil {
 			go func() { failed <- clients.Serve(listeners.clients) }()
 			go func() { failed <- enrolment.Serve(listeners.enrol) }()
+		}
+		if cluster.lease != nil {
+			p.Go("deleted nodes", func(ctx context.Context) error { return cluster.forget(ctx, rights) })
+			p.Go("Lease", func(ctx context.Context) error { return cluster.keep(ctx, m, rights, cfg.EnrolPort) })
 		}
 		srv.SetAllServing(true)
 		p.Ready()
@@ -130,14 +138,19 @@ func unlessDone(ctx context.Context, err error) error {
 	return err
 }
 
-// prepare makes the users and roles of the store and of this machine's node, and repeats that until it succeeds: a new
-// member waits for the others. It returns false when ctx ends first. No client is served before.
-func prepare(ctx context.Context, rights *access.Access, epoch uint64, node string, p *process.Process) bool {
+// prepare makes the users and roles of the store and, except in Kubernetes, of this machine's node. It repeats that
+// until it succeeds: a new member waits for the others. It returns false when ctx ends first. No client is served
+// before.
+func prepare(ctx context.Context, rights *access.Access, epoch uint64, cfg Config, p *process.Process) bool {
 	for logged := false; ; {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
 		err := rights.Prepare(limited, epoch)
-		if err == nil {
-			err = rights.AllowLocal(limited, node)
+		switch {
+		case err != nil:
+		case cfg.Kubernetes.Enabled():
+			err = rights.Forbid(limited)
+		default:
+			err = rights.AllowLocal(limited, cfg.Node)
 		}
 		cancel()
 		if err == nil {

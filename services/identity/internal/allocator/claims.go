@@ -85,7 +85,7 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 		case errors.Is(err, ErrNoSpace):
 			s.conn.noSpace(err)
 			return Claim{}, s.conn.unavailable(ctx, labels, err)
-		case errors.Is(err, ErrRestored): // the connection works
+		case errors.Is(err, ErrWaits): // the connection works
 			return Claim{}, err
 		case errors.Is(err, ErrUnavailable):
 			s.conn.fail(err)

@@ -260,7 +260,7 @@ func (s *reconciler) restore(ctx context.Context, id identity.Identity) error {
 	case errors.Is(err, ErrNoSpace):
 		s.conn.noSpace(err) // the session continues; the next comparison tries again
 		return nil
-	case errors.Is(err, ErrRestored):
+	case errors.Is(err, ErrWaits):
 		// Another label set has the number. The next comparison moves this set, after all nodes have claimed.
 		s.cfg.Log.Warn("a held identity waits for another number", "identity", id.Number, "labels", id.Labels.Text(),
 			log.Err(err))

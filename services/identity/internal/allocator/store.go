@@ -21,7 +21,9 @@ import (
 var (
 	ErrUnavailable = cluster.ErrUnavailable
 	ErrNoSpace     = cluster.ErrNoSpace
+	ErrWaits       = cluster.ErrWaits
 	ErrRestored    = cluster.ErrRestored
+	ErrUnleased    = cluster.ErrUnleased
 	ErrSessionLost = cluster.ErrSessionLost
 	ErrNameTaken   = cluster.ErrNameTaken
 )

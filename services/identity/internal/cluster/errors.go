@@ -17,10 +17,14 @@ var (
 	ErrUnavailable = errors.New("store unavailable")
 	// ErrNoSpace: the store responds, but accepts only deletions until its operator frees space.
 	ErrNoSpace = errors.New("store has no space")
-	// ErrRestored: sluice-store continues with restored data. Nodes first claim what they hold; then new numbers and
-	// ranges are allocated. It also is ErrUnavailable.
-	ErrRestored = fmt.Errorf("%w: sluice-store was restored, and new numbers and ranges wait for a minute, "+
-		"in which nodes claim the ones that they hold", ErrUnavailable)
+	// ErrWaits: sluice-store allocates no new numbers and ranges now; the rest works. It also is ErrUnavailable.
+	ErrWaits = fmt.Errorf("%w: new numbers and ranges wait", ErrUnavailable)
+	// ErrRestored: sluice-store continues with restored data, or without data. Nodes first claim what they hold.
+	ErrRestored = fmt.Errorf("%w: sluice-store was restored, and for a minute nodes claim the ones that they hold",
+		ErrWaits)
+	// ErrUnleased: sluice-store in Kubernetes has not renewed its Lease.
+	ErrUnleased = fmt.Errorf("%w: sluice-store has not renewed its Lease in Kubernetes, so another one may take its "+
+		"place", ErrWaits)
 	// ErrSessionLost: the session has ended, and every key of this node was removed with it. The caller must join
 	// again and write the keys again.
 	ErrSessionLost = errors.New("store session lost")

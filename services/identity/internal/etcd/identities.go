@@ -153,6 +153,7 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 		// because number 0 is never created.
 		chosen := s.epoch.Load()
 		first := &claim{what: "allocate identity", number: candidate, labels: l, then: s.gets(candidate, l)}
+		when, reads := waiting(s.cfg)
 		if candidate != 0 {
 			first.when = []clientv3.Cmp{
 				clientv3.Compare(clientv3.CreateRevision(s.ids.labels(l)), "=", 0),
@@ -160,11 +161,10 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 				clientv3.Compare(clientv3.CreateRevision(s.ids.quarantine(candidate)), "=", 0),
 			}
 			if candidate != known { // the known number of a set may be written again at any time
-				first.when = append(first.when, session.Unchanged(restoredKey(s.cfg.Prefix), nil),
-					session.Unchanged(epochKey(s.cfg.Prefix), chosen.kv))
+				first.when = append(first.when, session.Unchanged(epochKey(s.cfg.Prefix), chosen.kv))
+				first.when = append(first.when, when...)
 			}
-			first.orElse = append(first.then, clientv3.OpGet(restoredKey(s.cfg.Prefix)),
-				clientv3.OpGet(epochKey(s.cfg.Prefix)))
+			first.orElse = append(append(first.then, clientv3.OpGet(epochKey(s.cfg.Prefix))), reads...)
 			first.then = s.put(candidate, l, lease, true)
 		}
 		if err := s.steps.commit(ctx, first); err != nil {
@@ -175,11 +175,11 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 		}
 		n, have := candidate, stateOf(first.responses)
 		if have.labels == nil && candidate != 0 && candidate != known {
-			moved := s.sees(first.responses[4].GetResponseRange().GetKvs(), chosen)
-			switch {
-			case len(first.responses[3].GetResponseRange().GetKvs()) > 0:
-				return allocator.Claim{}, fmt.Errorf("allocate identity: %w", allocator.ErrRestored)
-			case moved:
+			moved := s.sees(first.responses[3].GetResponseRange().GetKvs(), chosen)
+			if err := refused(s.cfg, first.responses[4:]); err != nil {
+				return allocator.Claim{}, fmt.Errorf("allocate identity: %w", err)
+			}
+			if moved {
 				return allocator.Claim{}, fmt.Errorf("allocate identity: %w", allocator.ErrZone)
 			}
 		}

@@ -9,11 +9,14 @@ import (
 	"strconv"
 	"strings"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
+	"github.com/sluice-net/sluice/services/identity/internal/etcd/session"
 )
 
 // identityKeys returns the keys of identities. A method without a number or a label set returns the prefix of all keys
@@ -43,6 +46,31 @@ func (k identityKeys) reference(n identity.Numeric) string { return k.references
 // restoredKey returns the key that exists while nodes claim what they hold in a restored sluice-store. Only the store
 // writes it.
 func restoredKey(prefix string) string { return prefix + "/restored" }
+
+// allocateKey returns the key without which a store in Kubernetes allocates nothing new. Only the store writes it.
+func allocateKey(prefix string) string { return prefix + "/allocate" }
+
+// waiting are the conditions for new numbers and ranges, and the reads by which refused tells which one does not hold.
+func waiting(cfg session.Config) (when []clientv3.Cmp, reads []clientv3.Op) {
+	restored, allocate := restoredKey(cfg.Prefix), allocateKey(cfg.Prefix)
+	when = []clientv3.Cmp{session.Unchanged(restored, nil)}
+	if s := cfg.Client.Store; s != nil && s.InKubernetes() {
+		when = append(when, clientv3.Compare(clientv3.CreateRevision(allocate), ">", 0))
+	}
+	return when, []clientv3.Op{clientv3.OpGet(restored), clientv3.OpGet(allocate)}
+}
+
+// refused returns why nothing new is allocated, by the responses to the reads of waiting; nil if that is allowed.
+func refused(cfg session.Config, reads []*etcdserverpb.ResponseOp) error {
+	s := cfg.Client.Store
+	switch {
+	case len(reads[0].GetResponseRange().GetKvs()) > 0:
+		return allocator.ErrRestored
+	case s != nil && s.InKubernetes() && len(reads[1].GetResponseRange().GetKvs()) == 0:
+		return allocator.ErrUnleased
+	}
+	return nil
+}
 
 // epochKey returns the key with the epoch of sluice-store, which decides the zone of new numbers. Only the store writes
 // it; another etcd does not have it.

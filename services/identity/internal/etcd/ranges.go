@@ -223,13 +223,13 @@ func (b *blockClaim) txn(ctx context.Context, blocks []netip.Prefix) clientv3.Tx
 			},
 			[]clientv3.Op{next})
 	}
-	return s.session.Txn(ctx).If(
+	when, reads := waiting(s.cfg)
+	return s.session.Txn(ctx).If(append(when,
 		s.session.Named(),
 		clientv3.Compare(clientv3.ModRevision(s.keys.record(s.cfg.Node)), "=", b.Revision),
 		session.Unchanged(s.keys.slot(b.slot), nil),
 		session.Unchanged(s.keys.ipam(), s.own.ipam),
-		session.Unchanged(restoredKey(s.cfg.Prefix), nil),
-	).Then(next).Else(clientv3.OpGet(s.keys.ipam()), clientv3.OpGet(restoredKey(s.cfg.Prefix)))
+	)...).Then(next).Else(append([]clientv3.Op{clientv3.OpGet(s.keys.ipam())}, reads...)...)
 }
 
 // refused returns the reason why the conditions of a claim did not hold.
@@ -239,8 +239,8 @@ func (b *blockClaim) refused(ctx context.Context, have []*etcdserverpb.ResponseO
 			return fmt.Errorf("%w: %s", registry.ErrIPAMDiffers, text)
 		}
 	}
-	if len(have[1].GetResponseRange().Kvs) > 0 {
-		return allocator.ErrRestored
+	if err := refused(b.s.cfg, have[1:]); err != nil {
+		return err
 	}
 	if err := b.s.session.Ping(ctx); err != nil {
 		return err

@@ -9,13 +9,16 @@ import (
 	"net/netip"
 	"strconv"
 	"testing"
+	"time"
 
+	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/identity/internal/allocator"
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 	"github.com/sluice-net/sluice/services/identity/internal/test/storetest"
+	"github.com/sluice-net/sluice/store"
 )
 
 // TestNothingNewIsAllocatedWhileNodesClaimInARestoredStore: what nodes hold or know is written, also an identity that
@@ -100,6 +103,37 @@ func TestNumbersOfARestoredStoreComeFromAnotherZone(t *testing.T) {
 		}
 		if c, err := a.Claim(ctx, web, 0, candidate+10); err != nil || c.Number != candidate {
 			t.Errorf("the same label set again: %v, %v", c, err)
+		}
+	}
+}
+
+// TestNothingNewIsAllocatedWithoutTheKeyOfAStoreInKubernetes: the store renews the key only while no other store can
+// begin an epoch. Known label sets do not need it.
+func TestNothingNewIsAllocatedWithoutTheKeyOfAStoreInKubernetes(t *testing.T) {
+	s := etcdtest.Start(t)
+	ctx := servicetest.Context(t)
+	a := joined(t, s, "a")
+	web := storetest.Labels(t, "web")
+	if _, err := a.Claim(ctx, web, 0, 300); err != nil {
+		t.Fatal(err)
+	}
+	token := func() (string, error) { return "", errors.New("no token is needed") }
+	a.Identities.cfg.Client.Store = store.NewKubernetesRenewer(t.TempDir(), "a", token, time.Now, log.Discard())
+	for _, set := range []struct {
+		app string
+		ok  bool
+	}{{"new1", false}, {"new2", true}} {
+		if set.ok {
+			if _, err := s.Client().Put(ctx, testPrefix+"/allocate", "1"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, err := a.Claim(ctx, storetest.Labels(t, set.app), 0, 301)
+		if set.ok != (err == nil) || !set.ok && !errors.Is(err, allocator.ErrUnleased) {
+			t.Errorf("the new label set %s: %v", set.app, err)
+		}
+		if c, err := a.Claim(ctx, web, 0, 302); err != nil || c.Number != 300 {
+			t.Errorf("a label set that the store knows: %v, %v", c, err)
 		}
 	}
 }

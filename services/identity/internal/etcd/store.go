@@ -15,6 +15,7 @@
 //	collector            the node that collects; with the node's lease
 //	cluster/numbers      how many numbers tenants have, as JSON; written by the collector
 //	restored             prevents new numbers and ranges; written by sluice-store, expires
+//	allocate             allows new numbers and ranges; written by sluice-store in Kubernetes, expires
 //	epoch                the epoch of sluice-store, which decides the zone of new numbers; written by sluice-store
 //	alive/<node>         the session that owns the node's name
 //	ip/<node>/node       the record of the node; see package registry

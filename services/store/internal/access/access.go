@@ -51,6 +51,10 @@ const (
 // restoredKey is below the prefix of the nodes, which read it: while it exists, they allocate no new number or range.
 const restoredKey = "/restored"
 
+// allocateKey is below the prefix of the nodes: while it is absent, nodes of a store in Kubernetes allocate no new
+// number or range, because another store may have the next epoch.
+const allocateKey = "/allocate"
+
 // zoneKey is below the prefix of the nodes, which read it: the epoch, which decides where they look for new numbers.
 const zoneKey = "/epoch"
 
@@ -65,6 +69,8 @@ type Access struct {
 	etcd   *etcdserver.EtcdServer
 	prefix string // of the keys of nodes
 	now    func() time.Time
+
+	allowed int64 // lease of allocateKey; used by one goroutine
 }
 
 // New returns the Access of a member. prefix begins the keys of the nodes.

@@ -6,6 +6,7 @@ package enrol
 
 import (
 	"context"
+	"crypto/ecdsa"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -29,6 +30,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	storev1 "github.com/sluice-net/sluice/proto/gen/sluice/store/v1"
 	"github.com/sluice-net/sluice/services/store/internal/access"
+	"github.com/sluice-net/sluice/services/store/internal/accounts"
 	"github.com/sluice-net/sluice/services/store/internal/authority"
 	"github.com/sluice-net/sluice/services/store/internal/gateway"
 	"github.com/sluice-net/sluice/services/store/internal/member"
@@ -46,11 +48,13 @@ type Options struct {
 	Member      *member.Member
 	Access      *access.Access
 	Certificate func() *tls.Certificate
-	EnrolPort   int
-	MemberPort  int
-	Answer      func(error) error // to the code and the reason of a call
-	Log         *slog.Logger
-	Now         func() time.Time
+	// Account returns the node of a token of the nodes' Kubernetes account; nil: no such token is accepted.
+	Account    func(ctx context.Context, token string) (node string, err error)
+	EnrolPort  int
+	MemberPort int
+	Answer     func(error) error // to the code and the reason of a call
+	Log        *slog.Logger
+	Now        func() time.Time
 }
 
 // Server implements EnrolService.
@@ -121,28 +125,44 @@ func (s *Server) caller(ctx context.Context) (node, enrolment string, err error)
 	return node, enrolment, s.o.Access.Check(ctx, node, enrolment)
 }
 
+// bearer returns the node that a request is for, by the token in it or by the caller's certificate, and its enrolment.
+func (s *Server) bearer(
+	ctx context.Context, r *storev1.EnrolRequest, key *ecdsa.PublicKey,
+) (node, enrolment string, err error) {
+	switch {
+	case r.GetSecret() != "":
+		der, err := x509.MarshalPKIXPublicKey(key)
+		if err != nil {
+			return "", "", err
+		}
+		sum := sha256.Sum256(der)
+		enrolment, err = s.o.Access.Enrol(ctx, r.GetSecret(), r.GetNode(), hex.EncodeToString(sum[:]))
+		return r.GetNode(), enrolment, err
+	case r.GetAccountToken() != "":
+		if s.o.Account == nil {
+			return "", "", fmt.Errorf("%w: this store does not ask the Kubernetes API about tokens", accounts.ErrRefused)
+		}
+		if node, err = s.o.Account(ctx, r.GetAccountToken()); err != nil {
+			return "", "", err
+		}
+		enrolment, err = s.o.Access.EnrolAccount(ctx, node)
+		return node, enrolment, err
+	}
+	return s.caller(ctx)
+}
+
 // Enrol implements the service.
 func (s *Server) Enrol(ctx context.Context, r *storev1.EnrolRequest) (*storev1.EnrolResponse, error) {
-	if len(r.GetSigningRequest()) > 8192 || len(r.GetSecret()) > 128 {
+	if len(r.GetSigningRequest()) > 8192 || len(r.GetSecret()) > 128 ||
+		len(r.GetAccountToken()) > 16384 {
 		return nil, fmt.Errorf("%w: the message is too large", authority.ErrRequest)
 	}
 	key, err := authority.Key(r.GetSigningRequest())
 	if err != nil {
 		return nil, err
 	}
-	var node, enrolment string
-	if r.GetSecret() != "" {
-		node = r.GetNode()
-		der, err := x509.MarshalPKIXPublicKey(key)
-		if err != nil {
-			return nil, err
-		}
-		sum := sha256.Sum256(der)
-		enrolment, err = s.o.Access.Enrol(ctx, r.GetSecret(), node, hex.EncodeToString(sum[:]))
-		if err != nil {
-			return nil, err
-		}
-	} else if node, enrolment, err = s.caller(ctx); err != nil {
+	node, enrolment, err := s.bearer(ctx, r, key)
+	if err != nil {
 		return nil, err
 	}
 	cert, err := s.o.Member.Authority.Sign(node, enrolment, r.GetSigningRequest())
@@ -152,7 +172,8 @@ func (s *Server) Enrol(ctx context.Context, r *storev1.EnrolRequest) (*storev1.E
 	if err := s.o.Access.Renewed(ctx, node, enrolment, cert.NotAfter); err != nil {
 		return nil, err
 	}
-	s.o.Log.Info("a node has a new certificate", "node", node, "expires", cert.NotAfter, "by_token", r.GetSecret() != "")
+	s.o.Log.Info("a node has a new certificate", "node", node, "expires", cert.NotAfter, "by_token", r.GetSecret() != "",
+		"by_account", r.GetAccountToken() != "")
 	return &storev1.EnrolResponse{
 		Certificate: cert.Raw, ExpiryTime: timestamppb.New(cert.NotAfter), CaCertificate: s.o.Member.Authority.NodeCA(),
 		Members: s.members(),
@@ -224,6 +245,7 @@ func Reasons() rpcerr.Table {
 	t := rpcerr.Table{
 		Rows: []rpcerr.Row{
 			on(access.ErrToken, codes.Unauthenticated, storev1.ErrorReason_ERROR_REASON_TOKEN_REFUSED),
+			on(accounts.ErrRefused, codes.Unauthenticated, storev1.ErrorReason_ERROR_REASON_TOKEN_REFUSED),
 			on(access.ErrRefused, codes.Unauthenticated, storev1.ErrorReason_ERROR_REASON_CREDENTIALS_REFUSED),
 			on(access.ErrExists, codes.AlreadyExists, storev1.ErrorReason_ERROR_REASON_NODE_EXISTS),
 			on(access.ErrName, codes.InvalidArgument, storev1.ErrorReason_ERROR_REASON_INVALID_NAME, rpcerr.InField("node")),

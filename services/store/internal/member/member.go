@@ -53,8 +53,16 @@ type Settings struct {
 	ClientPort int
 	MemberPort int
 	Quota      int64 // size of the database from which writes are refused
-	Now        func() time.Time
-	Log        *slog.Logger
+	// Found are the epoch and the token of a new store; zero: the first epoch, and a random token.
+	Found Found
+	Now   func() time.Time
+	Log   *slog.Logger
+}
+
+// Found is how a new store begins.
+type Found struct {
+	Epoch        uint64
+	ClusterToken string
 }
 
 // ErrState wraps errors about the state directory, which a restart does not repair.
@@ -165,6 +173,9 @@ func (m *Member) load() error {
 	return nil
 }
 
+// NewToken returns a token of etcd's cluster.
+func NewToken() string { return rand.Text() }
+
 // found makes the state of a new store.
 func (m *Member) found(path string) (err error) {
 	if m.Authority, err = authority.New(m.o.Now); err != nil {
@@ -174,7 +185,13 @@ func (m *Member) found(path string) (err error) {
 	if err != nil {
 		return err
 	}
-	m.state = store.MemberState{Name: m.o.Name, Epoch: 1, ClusterToken: rand.Text(), Authority: string(text)}
+	found := m.o.Found
+	if found.Epoch == 0 {
+		found = Found{Epoch: 1, ClusterToken: NewToken()}
+	}
+	m.state = store.MemberState{
+		Name: m.o.Name, Epoch: found.Epoch, ClusterToken: found.ClusterToken, Authority: string(text),
+	}
 	m.o.Log.Info("making a new store", "member", m.o.Name, "epoch", m.state.Epoch)
 	return durable.Save(path, store.MemberSchema, m.state, durable.SyncAll)
 }

@@ -29,15 +29,18 @@ const (
 // EnrolRequest asks for a certificate.
 type EnrolRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Secret of a join token; empty if the caller presents a certificate.
+	// Secret of a join token; empty if the caller presents a certificate or has account_token.
 	Secret string `protobuf:"bytes,1,opt,name=secret,proto3" json:"secret,omitempty"`
-	// Name of the node; ignored if the caller presents a certificate.
+	// Name of the node; ignored unless secret is set.
 	Node string `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
 	// PKCS #10 request in DER with the public key, which proves that the caller has the private key.
 	// The names in it are ignored.
 	SigningRequest []byte `protobuf:"bytes,3,opt,name=signing_request,json=signingRequest,proto3" json:"signing_request,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Token of the Kubernetes account of Sluice's nodes, for the audience sluice-store, bound to a pod.
+	// It names the node. Only a store in Kubernetes accepts it.
+	AccountToken  string `protobuf:"bytes,4,opt,name=account_token,json=accountToken,proto3" json:"account_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *EnrolRequest) Reset() {
@@ -89,6 +92,13 @@ func (x *EnrolRequest) GetSigningRequest() []byte {
 		return x.SigningRequest
 	}
 	return nil
+}
+
+func (x *EnrolRequest) GetAccountToken() string {
+	if x != nil {
+		return x.AccountToken
+	}
+	return ""
 }
 
 // EnrolResponse has the credentials.
@@ -407,12 +417,13 @@ var File_sluice_store_v1_enrol_proto protoreflect.FileDescriptor
 
 const file_sluice_store_v1_enrol_proto_rawDesc = "" +
 	"\n" +
-	"\x1bsluice/store/v1/enrol.proto\x12\x0fsluice.store.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x83\x01\n" +
+	"\x1bsluice/store/v1/enrol.proto\x12\x0fsluice.store.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb3\x01\n" +
 	"\fEnrolRequest\x12 \n" +
 	"\x06secret\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x01R\x06secret\x12\x1c\n" +
 	"\x04node\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\x04node\x123\n" +
 	"\x0fsigning_request\x18\x03 \x01(\fB\n" +
-	"\xbaH\az\x05\x10\x01\x18\x80@R\x0esigningRequest\"\xd5\x01\n" +
+	"\xbaH\az\x05\x10\x01\x18\x80@R\x0esigningRequest\x12.\n" +
+	"\raccount_token\x18\x04 \x01(\tB\t\xbaH\x06r\x04\x18\x80\x80\x01R\faccountToken\"\xd5\x01\n" +
 	"\rEnrolResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12;\n" +
 	"\vexpiry_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +

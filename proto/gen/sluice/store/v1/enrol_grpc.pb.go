@@ -34,9 +34,10 @@ const (
 // EnrolService issues credentials to other machines. Each member serves it over TLS, with a
 // certificate of the store's CA.
 type EnrolServiceClient interface {
-	// Enrol issues a client certificate for a node: to the bearer of a join token, or to a node that
-	// presents a certificate that is still valid. The same token with the same key gives a
-	// certificate again, so that a lost answer can be repeated; with another key it is refused.
+	// Enrol issues a client certificate for a node: to the bearer of a join token, to the bearer of a
+	// token of Sluice's Kubernetes account, or to a node that presents a certificate that is still
+	// valid. The same join token with the same key gives a certificate again, so that a lost answer can
+	// be repeated; with another key it is refused.
 	// Anyone who reaches the port may call it. Errors: UNAUTHENTICATED for a refused token or
 	// certificate, ALREADY_EXISTS if the node has credentials and the token was not made for it,
 	// INVALID_ARGUMENT for a malformed request, UNAVAILABLE without a quorum.
@@ -95,9 +96,10 @@ func (c *enrolServiceClient) ListMembers(ctx context.Context, in *ListMembersReq
 // EnrolService issues credentials to other machines. Each member serves it over TLS, with a
 // certificate of the store's CA.
 type EnrolServiceServer interface {
-	// Enrol issues a client certificate for a node: to the bearer of a join token, or to a node that
-	// presents a certificate that is still valid. The same token with the same key gives a
-	// certificate again, so that a lost answer can be repeated; with another key it is refused.
+	// Enrol issues a client certificate for a node: to the bearer of a join token, to the bearer of a
+	// token of Sluice's Kubernetes account, or to a node that presents a certificate that is still
+	// valid. The same join token with the same key gives a certificate again, so that a lost answer can
+	// be repeated; with another key it is refused.
 	// Anyone who reaches the port may call it. Errors: UNAUTHENTICATED for a refused token or
 	// certificate, ALREADY_EXISTS if the node has credentials and the token was not made for it,
 	// INVALID_ARGUMENT for a malformed request, UNAVAILABLE without a quorum.

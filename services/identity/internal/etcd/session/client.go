@@ -223,7 +223,9 @@ func (c Client) dial() (*clientv3.Client, *handshake, error) {
 	}
 	if c.CA != "" || c.Store != nil {
 		var err error
-		if t, err = c.tls(); err != nil {
+		if t, err = c.tls(); errors.Is(err, store.ErrNone) {
+			t = &tls.Config{MinVersion: tls.VersionTLS13} // handshakes fail until there are credentials
+		} else if err != nil {
 			return nil, nil, err
 		}
 		// After those that the client makes of its own TLS, which these replace.

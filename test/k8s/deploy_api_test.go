@@ -43,13 +43,16 @@ func TestAPITakesEachKustomization(t *testing.T) {
 	kustomization := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [%[1]s/overlays/native]
-components: [%[1]s/components/etcd-tls, %[1]s/components/monitoring]
+components: [%[1]s/components/etcd-tls, %[1]s/components/monitoring, %[1]s/components/store]
 `, to)
 	if err := os.WriteFile(filepath.Join(cluster, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out := a.kubectl("apply", "--dry-run=server", "--kustomize="+cluster)
-	for _, want := range []string{"daemonset.apps/sluice", "podmonitor", "prometheusrule", "configmap/sluice-dashboard"} {
+	for _, want := range []string{
+		"daemonset.apps/sluice", "podmonitor", "prometheusrule", "configmap/sluice-dashboard",
+		"deployment.apps/sluice-store",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %s with the components:\n%s", want, out)
 		}

@@ -93,6 +93,8 @@ func environmentOf(t *testing.T, settings map[string]string, c corev1.Container)
 			value = "node-1"
 		case from.FieldRef != nil && from.FieldRef.FieldPath == "status.hostIP":
 			value = "127.0.0.1"
+		case from.FieldRef != nil && from.FieldRef.FieldPath == "metadata.namespace":
+			value = "sluice-system"
 		default:
 			t.Fatalf("%s: %s: a source that the test does not know", c.Name, e.Name)
 		}

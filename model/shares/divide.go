@@ -143,9 +143,9 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 		asked[t.id.group()] += t.asked - t.served
 	}
 	halves := [groups]int{left - left/2, left / 2}
-	var room [groups]int
+	var grants [groups]int
 	for g := range groups {
-		room[g] = min(asked[g], max(halves[g], left-asked[1-g]))
+		grants[g] = min(asked[g], max(halves[g], left-asked[1-g]))
 	}
 	for g := range groups {
 		var of []*tenant
@@ -154,9 +154,9 @@ func divide(limit int, asks []Ask, parts []int, s Settings, used map[Tenant]int)
 				of = append(of, t)
 			}
 		}
-		all := left - room[1-g] // what the group could get if it asked for more
+		all := left - grants[1-g] // what the group could get if it asked for more
 		d.Levels[g] = level(of, all)
-		admit(of, asks, d.Admitted, parts, room[g], d.Levels[g])
+		admit(of, asks, d.Admitted, parts, grants[g], d.Levels[g])
 	}
 	for _, t := range members {
 		d.Shares[t.id] = Share{Asked: t.asked, Admitted: t.got, Guarantee: t.guarantee, Allotment: t.allotment}
@@ -189,37 +189,37 @@ type tenant struct {
 	take      func(i, n int) // admits n units of an ask
 }
 
-// level returns the largest L for which the sum of min(asked - served, L) fits into room. If all asks fit, it returns
+// level returns the largest L for which the sum of min(asked - served, L) is at most free. If all asks fit, it returns
 // the most that one additional tenant could get, or the largest ask if that is more.
-func level(of []*tenant, room int) int {
+func level(of []*tenant, free int) int {
 	rest := make([]int, 0, len(of))
 	for _, t := range of {
 		rest = append(rest, t.asked-t.served)
 	}
 	slices.Sort(rest)
 	for i, r := range rest {
-		if l := room / (len(rest) - i); l < r {
+		if l := free / (len(rest) - i); l < r {
 			return l
 		}
-		room -= r
+		free -= r
 	}
-	most := room
+	most := free
 	if len(rest) > 0 {
 		most = max(most, rest[len(rest)-1])
 	}
 	return most
 }
 
-// admit admits objects of a group's tenants into room, beyond the units served before. parts is nil if objects are
-// admitted only as a whole.
-func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, room, level int) {
+// admit admits objects of a group's tenants into the free units, beyond the units served before. parts is nil if
+// objects are admitted only as a whole.
+func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, free, level int) {
 	waiting := &byOldest{asks: asks}
 	for _, t := range of {
 		t.allotment = t.served + min(t.asked-t.served, level)
 		if t.id == System {
 			t.own = t.served // no other tenant may use an unused remainder
 		} else {
-			room += t.served
+			free += t.served
 		}
 		take := func(i, n int) {
 			if parts != nil {
@@ -227,7 +227,7 @@ func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, room, level i
 			}
 			admitted[i] = parts == nil || parts[i] == asks[i].Units
 			t.got += n
-			room -= max(0, n-t.own)
+			free -= max(0, n-t.own)
 			t.own = max(0, t.own-n)
 		}
 		if t.allotment == t.asked {
@@ -261,12 +261,12 @@ func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, room, level i
 		if parts != nil {
 			need -= parts[i]
 		}
-		fits := need <= room+oldest.own
+		fits := need <= free+oldest.own
 		switch {
 		case fits:
 			oldest.take(i, need)
 		case parts != nil:
-			oldest.take(i, room+oldest.own)
+			oldest.take(i, free+oldest.own)
 		}
 		if oldest.next++; !fits || oldest.next == len(oldest.asks) {
 			heap.Pop(waiting)

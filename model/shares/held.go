@@ -47,13 +47,13 @@ func (h *Held) Most(t Tenant, has int) int {
 	}
 	whole := max(0, h.Size-max(h.Size/10, h.System))
 	used := h.Labelled + h.Others
-	group, room := whole-h.Labelled, whole-used
+	group, left := whole-h.Labelled, whole-used
 	if !t.HasLabel() {
 		group = whole - used
-		room = min(room, whole/2-h.Others)
+		left = min(left, whole/2-h.Others)
 	}
 	first := max(1, whole/heldFirst)
 	// Of n units, n - first may be at most half of what the group then leaves free.
 	most := has + min((group-2*(has-first))/3, whole-whole/heldReserve-used)
-	return min(max(first, most), has+max(0, room))
+	return min(max(first, most), has+max(0, left))
 }

@@ -11,24 +11,24 @@ type interim struct {
 	division    *Division // of the last computation; nil before the first
 }
 
-// room returns how many more units a tenant may use according to the last levels. It may be negative. first returns
-// the part of a tenant before the first computation.
-func (u interim) room(t Tenant, s Settings, first func(tenants int) int) int {
+// available returns how many more units a tenant may use according to the last levels. It may be negative. first
+// returns the part of a tenant before the first computation.
+func (u interim) available(t Tenant, s Settings, first func(tenants int) int) int {
 	system := u.got[System]
 	if t == System {
-		room := u.size - u.used
+		free := u.size - u.used
 		if !u.allFit() {
-			room = min(room, u.size/2-system)
+			free = min(free, u.size/2-system)
 		}
-		return room
+		return free
 	}
 	tenants := u.size - max(u.size/10, system)
-	room := tenants - (u.used - system)
+	free := tenants - (u.used - system)
 	switch {
 	case u.division == nil:
-		return min(room, first(tenants)-u.got[t])
+		return min(free, first(tenants)-u.got[t])
 	case u.allFit():
-		return room
+		return free
 	}
 	most := u.division.Levels[t.group()]
 	if had, ok := u.division.Shares[t]; ok {
@@ -37,7 +37,7 @@ func (u interim) room(t Tenant, s Settings, first func(tenants int) int) int {
 	if t.kind == KindLabelled {
 		most = max(most, u.division.Tenants*s.Guarantees[t.name]/100)
 	}
-	return min(room, most-u.got[t])
+	return min(free, most-u.got[t])
 }
 
 // surelyFit reports whether tenants may use all units that they ask for in addition, in any order. It is an
@@ -54,7 +54,7 @@ func (u interim) surelyFit(more map[Tenant]int, s Settings, first func(tenants i
 		return false
 	}
 	for t, n := range more {
-		if n > 0 && u.room(t, s, func(tenants int) int { return first(tenants) - n }) < 0 {
+		if n > 0 && u.available(t, s, func(tenants int) int { return first(tenants) - n }) < 0 {
 			return false
 		}
 	}

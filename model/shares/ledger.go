@@ -151,7 +151,7 @@ func (l *Ledger[K]) use(e *entry, by int) {
 // fits reports whether a tenant may use n more units of a limit according to the last levels. asked already includes
 // all objects.
 func (l *Ledger[K]) fits(limit int, t Tenant, n int) bool {
-	return n == 0 || n <= l.interim(limit).room(t, l.settings, firstOfObjects)
+	return n == 0 || n <= l.interim(limit).available(t, l.settings, firstOfObjects)
 }
 
 // SurelyFit reports whether Put would admit new objects with these units of one limit, in any order. If it returns

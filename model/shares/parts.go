@@ -76,7 +76,7 @@ func (p *Parts[K]) Put(k K, x Part) int {
 	e = &part{Part: x, got: had}
 	p.objects[k] = e
 	p.count(e, 1)
-	if more := min(x.Units-had, p.room(x.Tenant)); more > 0 {
+	if more := min(x.Units-had, p.available(x.Tenant)); more > 0 {
 		e.got += more
 		p.use(e.Tenant, more)
 	}
@@ -141,9 +141,9 @@ func add(m map[Tenant]int, t Tenant, n int) {
 // size returns the limit without the reserved elements.
 func (p *Parts[K]) size() int { return max(0, p.limit.Size-p.aside) }
 
-// room returns how many more units a tenant may use according to the last levels. The sums already include all
+// available returns how many more units a tenant may use according to the last levels. The sums already include all
 // demand.
-func (p *Parts[K]) room(t Tenant) int { return p.interim().room(t, p.settings, firstOfParts) }
+func (p *Parts[K]) available(t Tenant) int { return p.interim().available(t, p.settings, firstOfParts) }
 
 // firstOfParts returns the part of a tenant before the first computation of the levels.
 func firstOfParts(tenants int) int { return max(1, tenants/firstPart) }

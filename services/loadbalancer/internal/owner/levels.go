@@ -104,8 +104,8 @@ func (p *places) enforce(l *levels) {
 	p.resize() // a subscriber may have connected since
 }
 
-// askAgain requests the backends again for services that the number of backends per service bounds,
-// or bounded before, and adds these services to touched.
+// askAgain requests the backends again for the services that have more backends than the former or the
+// new maximum per service, and adds these services to touched.
 func (p *places) askAgain(touched map[service.Name]struct{}) {
 	least := min(p.asked, p.perService())
 	p.asked = p.perService()

@@ -366,7 +366,7 @@ func (o *Owner) plan(e *edit) error {
 	if err := o.quota.tryCount(e); err != nil || !source.Of(e.puts[0].by.Source).Calls {
 		return err
 	}
-	if err := o.index.findRoom(l, e.after); err != nil {
+	if err := o.index.checkLimits(l, e.after); err != nil {
 		return err
 	}
 	return o.places.findShare(e.after)

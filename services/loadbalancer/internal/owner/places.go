@@ -99,7 +99,7 @@ func (p *places) resize() {
 	p.counting = p.elements != (len(p.reported) > 0)
 }
 
-// perService is the largest number of backends of one service.
+// perService returns the maximum number of backends of one service.
 func (p *places) perService() int {
 	n := p.limits.BackendsPerService
 	for _, c := range p.reported {

@@ -73,9 +73,9 @@ func (t *Table) Len() int { return len(t.names) }
 // Addresses returns the number of addresses of all names.
 func (t *Table) Addresses() int { return t.addresses }
 
-// Room frees capacity for addresses of a name. It returns the addresses that are new, and the addresses that it has
-// removed. Even if it returns an error, it may have removed addresses.
-func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
+// FreeCapacity frees capacity for addresses of a name. It returns the addresses that are new, and the addresses that it
+// has removed. Even if it returns an error, it may have removed addresses.
+func (t *Table) FreeCapacity(name string, addrs []netip.Addr, now time.Time) (
 	fresh []netip.Addr, gone []engine.Name, err error,
 ) {
 	known := t.names[name]
@@ -140,7 +140,7 @@ func (t *Table) Room(name string, addrs []netip.Addr, now time.Time) (
 	return fresh, gone, err
 }
 
-// Add stores the addresses of a name for their TTL. Call Room before, to free capacity. Add returns the time at which
+// Add stores the addresses of a name for their TTL. Call FreeCapacity before. Add returns the time at which
 // to call Expire, and whether the stored record of the name must be updated.
 func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time.Time) (wake time.Time, changed bool) {
 	until := now.Add(min(max(ttl, minTTL), MaxTTL))

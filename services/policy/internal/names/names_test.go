@@ -43,7 +43,7 @@ func (c *clocked) wakeAt(at time.Time) {
 }
 
 func (c *clocked) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
-	fresh, gone, err := c.Room(name, addrs, c.now)
+	fresh, gone, err := c.FreeCapacity(name, addrs, c.now)
 	c.drop(gone)
 	if err != nil {
 		return err
@@ -375,7 +375,7 @@ func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.now = c.now.Add(2 * time.Minute)
-	_, gone, err := c.Room("a.", []netip.Addr{old, next.Next()}, c.now)
+	_, gone, err := c.FreeCapacity("a.", []netip.Addr{old, next.Next()}, c.now)
 	if err == nil || len(gone) > 0 {
 		t.Errorf("removed %v, %v; the name is full, and no other address has expired", gone, err)
 	}

@@ -77,7 +77,7 @@ func (n *Names) ValidateLearn(ctx context.Context, name string) (used bool, err 
 
 func (n *Names) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
 	now := n.now()
-	fresh, gone, err := n.table.Room(name, addrs, now)
+	fresh, gone, err := n.table.FreeCapacity(name, addrs, now)
 	n.forget(gone)
 	if err != nil {
 		return fmt.Errorf("%w: %w", failure.ErrLimit, err)

@@ -126,12 +126,12 @@ func TestSumsAdmitCallsFarBelowTheLimits(t *testing.T) {
 				after[name].slices = append(after[name].slices, &object{slice: o.Slice})
 			}
 		}
-		if ix.surelyHasRoom(l, after) {
+		if ix.surelyWithinLimits(l, after) {
 			sure++
-			if err := ix.computeRoom(l, after); err != nil {
+			if err := ix.computeDemand(l, after); err != nil {
 				t.Fatalf("a sum admits a call that the complete computation refuses: %v", err)
 			}
-		} else if ix.findRoom(l, after) != nil {
+		} else if ix.checkLimits(l, after) != nil {
 			refused++
 		}
 	}

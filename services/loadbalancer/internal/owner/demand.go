@@ -19,10 +19,10 @@ import (
 // names millions of backends, which must not all be computed only to be counted.
 const maxRepeats = 4
 
-// room counts the frontends and backends that services will want.
-type room struct {
+// demand counts the frontends and backends that services will need.
+type demand struct {
 	index    *index
-	keys     map[frontend.Key]int // how many more services want a frontend
+	keys     map[frontend.Key]int // how many more services need each frontend
 	places   map[uint64]int       // likewise, for backends
 	winners  int                  // number of frontends then
 	distinct int                  // number of backends then
@@ -34,19 +34,20 @@ type grown struct {
 	by   int
 }
 
-// findRoom checks that the frontends and backends of changed services are within the limits. Its
-// errors name a service, and it stops at the first that exceeds a limit.
-func (ix *index) findRoom(l *Limits, after map[service.Name]*joined) error {
-	if ix.surelyHasRoom(l, after) {
+// checkLimits checks that the frontends and backends of changed services are within the limits. It returns
+// an error for the first limit that would be exceeded, which names a service.
+func (ix *index) checkLimits(l *Limits, after map[service.Name]*joined) error {
+	if ix.surelyWithinLimits(l, after) {
 		return nil
 	}
-	return ix.computeRoom(l, after)
+	return ix.computeDemand(l, after)
 }
 
-// computeRoom is findRoom for services that may exceed a limit: it computes their frontends and backends.
-func (ix *index) computeRoom(l *Limits, after map[service.Name]*joined) error {
+// computeDemand does the work of checkLimits for services that may exceed a limit: it computes their frontends and
+// backends.
+func (ix *index) computeDemand(l *Limits, after map[service.Name]*joined) error {
 	had := ix.counts()
-	r := room{ix, make(map[frontend.Key]int), make(map[uint64]int), had.frontends, had.backends}
+	r := demand{ix, make(map[frontend.Key]int), make(map[uint64]int), had.frontends, had.backends}
 	names := slices.SortedFunc(maps.Keys(after), service.Name.Compare)
 	before, keys, backends := make([]compile.View, len(names)), make([]int, len(names)), make([]int, len(names))
 	for i, name := range names {
@@ -84,8 +85,9 @@ func (ix *index) computeRoom(l *Limits, after map[service.Name]*joined) error {
 	return nil
 }
 
-// surelyHasRoom reports whether changed services are within the limits even if all that they name is new.
-func (ix *index) surelyHasRoom(l *Limits, after map[service.Name]*joined) bool {
+// surelyWithinLimits reports whether changed services are within the limits even if all the frontends and backends
+// that they name are new.
+func (ix *index) surelyWithinLimits(l *Limits, after map[service.Name]*joined) bool {
 	had := ix.counts()
 	frontends, backends := had.frontends, had.backends
 	for _, j := range after {
@@ -98,7 +100,7 @@ func (ix *index) surelyHasRoom(l *Limits, after map[service.Name]*joined) bool {
 	return frontends <= l.Frontends && backends <= l.Backends
 }
 
-// countNamed rejects a service that names more than it can have, before its frontends and backends
+// countNamed rejects a service that names more frontends or backends than the limits allow, before they
 // are computed.
 func (l *Limits) countNamed(name service.Name, before, then compile.View) error {
 	f0, b0 := before.Named()
@@ -115,7 +117,7 @@ func (l *Limits) countNamed(name service.Name, before, then compile.View) error 
 }
 
 // add counts what a service wants; with by -1 it subtracts that.
-func (r *room) add(v compile.View, by int) (keys, backends int) {
+func (r *demand) add(v compile.View, by int) (keys, backends int) {
 	for _, k := range r.index.node.Keys(v.Service) {
 		r.winners += change(r.keys, k, r.index.claims.wanted(k), by)
 		keys++

@@ -3,9 +3,9 @@
 
 // Package evaluation computes how the nodes of a cluster treat the policies of its Kubernetes API server.
 //
-// It uses the code of sluice-policy, but has no endpoints: the same watch, the same decoders, and the same shares of
-// tenants. The status that sluice-controller writes for a policy therefore agrees with `sluice policy list` on each
-// node. No other package of sluice-policy is used by another process.
+// It uses the watch, the decoders and the tenant shares of sluice-policy, but has no endpoints. Therefore the status
+// that sluice-controller writes for a policy agrees with `sluice policy list` on each node. Other processes import no
+// other package of sluice-policy.
 package evaluation
 
 import (

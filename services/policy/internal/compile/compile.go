@@ -177,7 +177,7 @@ func same(a, b *rule.Rule) bool {
 		a.Action == b.Action && a.Proxy == b.Proxy && a.Digest() == b.Digest()
 }
 
-// resolve divides the ports of a rule into ranges, and named ports whose numbers depend on the peer.
+// resolve sets ranges to the port numbers of a rule, and named to the named ports whose numbers depend on the peer.
 func (n *numbered) resolve(d policytable.Direction, own []workload.NamedPort) {
 	for _, p := range n.Ports {
 		switch {

@@ -133,10 +133,10 @@ type Engine struct {
 	// peers that count as unknown because a table has no capacity for their row
 	waiting map[*member]struct{}
 	reduced map[*subject][2]*Reduction // subjects whose tables lack rules
-	// tables that have no class for some peers, because they have no capacity
-	crowded map[*live]struct{}
-	splits  *splits                // nil if identity classes are not divided among tenants
-	large   map[compile.Hash]error // programs that are too large for a table with any peers
+	// tables without a peer class for some peers, because they have no capacity for it
+	incomplete map[*live]struct{}
+	splits     *splits                // nil if identity classes are not divided among tenants
+	large      map[compile.Hash]error // programs that are too large for a table with any peers
 	// defined tables with redirect rules
 	redirecting map[*live]struct{}
 	sets        *ruleset.Registry
@@ -174,7 +174,7 @@ func New(config Config) *Engine {
 		placesOf:    make(map[identity.Numeric]map[netip.Addr]struct{}),
 		waiting:     make(map[*member]struct{}),
 		reduced:     make(map[*subject][2]*Reduction),
-		crowded:     make(map[*live]struct{}),
+		incomplete:  make(map[*live]struct{}),
 		large:       make(map[compile.Hash]error),
 		redirecting: make(map[*live]struct{}),
 		unpaid:      make(map[*live]struct{}),
@@ -249,7 +249,7 @@ func (e *Engine) Apply(c Change) error {
 	e.addJoints()
 	e.renumber()
 	if e.freed+e.counters.Tables != room {
-		e.retryCrowded()
+		e.retryIncomplete()
 		e.retryWaiting()
 		e.retryMarked()
 	}
@@ -678,8 +678,8 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 				l.payer, _ = e.config.Tenant(b.s.namespace)
 			}
 			l.refs++
-			if len(l.crowded) > 0 {
-				e.crowded[l] = struct{}{}
+			if len(l.unclassified) > 0 {
+				e.incomplete[l] = struct{}{}
 			}
 			b.s.sources[b.d] = b.Sources
 		} else {

@@ -38,9 +38,10 @@ type identityClass struct {
 	selectors []*liveSelector // by id
 	members   map[*member]struct{}
 	rows      map[*live]struct{} // tables with a row of this class
-	crowded   map[*live]struct{} // tables that treat the class as unknown; may be nil
-	payer     shares.Tenant      // the tenant to which the class is charged
-	variants  []string           // keys in splits.variants
+	// tables that treat the class as unknown; may be nil
+	unclassifiedIn map[*live]struct{}
+	payer          shares.Tenant // the tenant to which the class is charged
+	variants       []string      // keys in splits.variants
 }
 
 // liveSelector is a selector that tables use.
@@ -204,9 +205,9 @@ func (e *Engine) dropClass(c *identityClass) {
 	for _, l := range inOrder(c.rows) {
 		e.deleteRow(l, c)
 	}
-	for l := range c.crowded {
-		if delete(l.crowded, c); len(l.crowded) == 0 {
-			delete(e.crowded, l)
+	for l := range c.unclassifiedIn {
+		if delete(l.unclassified, c); len(l.unclassified) == 0 {
+			delete(e.incomplete, l)
 		}
 	}
 	for _, s := range c.selectors {
@@ -287,8 +288,8 @@ func (e *Engine) addRow(l *live, c *identityClass, matched []uint16) error {
 			return nil
 		}
 		class = l.table.Default[identity.KindUnknown]
-		e.crowd(l, c)
-		l.crowding = cmp.Or(l.crowding, err)
+		e.leaveUnclassified(l, c)
+		l.noCapacity = cmp.Or(l.noCapacity, err)
 	}
 	if class == l.table.Default[c.kind] {
 		return nil
@@ -300,20 +301,22 @@ func (e *Engine) addRow(l *live, c *identityClass, matched []uint16) error {
 	return nil
 }
 
-// crowd records that a table treats the peers of a class as unknown, because it has no class for them.
-func (e *Engine) crowd(l *live, c *identityClass) {
-	if c.crowded == nil {
-		c.crowded = make(map[*live]struct{})
+// leaveUnclassified records that a table treats the peers of an identity class as unknown, because it has no capacity
+// for another peer class.
+func (e *Engine) leaveUnclassified(l *live, c *identityClass) {
+	if c.unclassifiedIn == nil {
+		c.unclassifiedIn = make(map[*live]struct{})
 	}
-	c.crowded[l], l.crowded[c] = struct{}{}, struct{}{}
+	c.unclassifiedIn[l], l.unclassified[c] = struct{}{}, struct{}{}
 	if l.refs > 0 {
-		e.crowded[l] = struct{}{}
+		e.incomplete[l] = struct{}{}
 	}
 }
 
-// retryCrowded renews each table that has no class for some peers but still contains classes without peers.
-func (e *Engine) retryCrowded() {
-	for _, l := range inOrder(e.crowded) {
+// retryIncomplete renews each table that has no peer class for some peers, but still contains peer classes without
+// peers.
+func (e *Engine) retryIncomplete() {
+	for _, l := range inOrder(e.incomplete) {
 		if l.refs > 0 {
 			e.renew(l)
 		}
@@ -380,8 +383,8 @@ func (e *Engine) suspend(p *member) {
 // Waiting returns the number of identities that are treated as unknown because a table has no capacity for them.
 func (e *Engine) Waiting() int {
 	classes := make(map[*identityClass]struct{})
-	for l := range e.crowded {
-		maps.Copy(classes, l.crowded)
+	for l := range e.incomplete {
+		maps.Copy(classes, l.unclassified)
 	}
 	n := len(e.waiting)
 	for c := range classes {
@@ -530,8 +533,8 @@ func (e *Engine) move(p *member, sels []*liveSelector) {
 		for _, l := range inOrder(old.rows) {
 			e.setRow(l, c, l.table.Peers[old.number])
 		}
-		for l := range old.crowded {
-			e.crowd(l, c)
+		for l := range old.unclassifiedIn {
+			e.leaveUnclassified(l, c)
 		}
 	}
 	e.enter(p, c)

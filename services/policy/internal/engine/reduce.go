@@ -87,8 +87,8 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 	built, failed := e.build(programs)
 	if refuse {
 		for hash, l := range built {
-			if len(l.crowded) > 0 {
-				failed[hash] = l.crowding
+			if len(l.unclassified) > 0 {
+				failed[hash] = l.noCapacity
 			}
 		}
 	}

@@ -41,14 +41,14 @@ type live struct {
 	// defined is set if the table was emitted. sentClasses is the number of its classes that were emitted.
 	defined     bool
 	sentClasses int
-	// crowded contains the identity classes for which the table has no peer class. Their peers are treated as
+	// unclassified contains the identity classes for which the table has no peer class. Their peers are treated as
 	// unknown.
-	crowded  map[*identityClass]struct{}
-	crowding error         // the error for the first class in crowded
-	tenant   shares.Tenant // tenant of the first subject
-	used     bool          // tenant is set
-	shared   bool          // subjects of several tenants use the table
-	payer    shares.Tenant // tenant to which the numbers of the table's rule sets are charged
+	unclassified map[*identityClass]struct{}
+	noCapacity   error         // the error for the first class in unclassified
+	tenant       shares.Tenant // tenant of the first subject
+	used         bool          // tenant is set
+	shared       bool          // subjects of several tenants use the table
+	payer        shares.Tenant // tenant to which the numbers of the table's rule sets are charged
 	// missing is set if a class needs a joint rule that the program does not have.
 	missing bool
 	named   []layer7.Digest // rule sets that the table uses; set while it is defined
@@ -215,7 +215,7 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 		program: p, table: p.NewTable(), builder: table.NewBuilder(),
 		brings: make(map[*liveSelector][]uint16, len(p.Selectors)), memo: make(map[string]policytable.Class),
 		identityClasses: make(map[policytable.Class]struct{}), addressClasses: make(map[policytable.Class]struct{}),
-		crowded: make(map[*identityClass]struct{}),
+		unclassified: make(map[*identityClass]struct{}),
 	}
 	for _, s := range p.Selectors {
 		ls := e.selectors.byText[s.String()]
@@ -511,8 +511,8 @@ func (e *Engine) replaceTable(l *live) bool {
 	}
 	next.refs, next.tenant, next.used, next.shared = l.refs, l.tenant, l.used, l.shared
 	next.payer = l.payer
-	if len(next.crowded) > 0 {
-		e.crowded[next] = struct{}{}
+	if len(next.unclassified) > 0 {
+		e.incomplete[next] = struct{}{}
 	}
 	e.tables[l.program.Hash] = next
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
@@ -562,9 +562,9 @@ func (l *live) sources(of [][]policytable.Source) [][]policytable.Source {
 // remove removes a table from all indexes and returns its unused selectors.
 func (e *Engine) remove(l *live) (unused []*liveSelector) {
 	e.freed++
-	delete(e.crowded, l)
-	for c := range l.crowded {
-		delete(c.crowded, l)
+	delete(e.incomplete, l)
+	for c := range l.unclassified {
+		delete(c.unclassifiedIn, l)
 	}
 	for n := range l.table.Peers {
 		if c := e.byNumber[n]; c != nil {

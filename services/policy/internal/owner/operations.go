@@ -3,7 +3,7 @@
 
 package owner
 
-// Names of the operations for which the owner's time is measured. All other turns are measured as "other".
+// Names of the operations for which the owner measures how long their turns take. All other turns count as "other".
 const (
 	opChange    = "change policies"
 	opPrepare   = "prepare a change"

@@ -113,7 +113,7 @@ var (
 	limitUsedDesc = prometheus.NewDesc("sluice_policy_limit_used",
 		"Units of the limit that are in use.", []string{"limit"}, nil)
 	exceedsDesc = prometheus.NewDesc("sluice_policy_exceeds_share",
-		"Units that tenants ask for beyond their share of the limit; policies that need them isolate.",
+		"Units that tenants ask for beyond their share of the limit; policies that need them isolate their pods.",
 		[]string{"limit"}, nil)
 )
 

@@ -204,8 +204,8 @@ func (s *Server) GetPolicyTable(ctx context.Context, req *policyv1.GetPolicyTabl
 	return policyTable(j), nil
 }
 
-// policyTable returns the tables as one message. They fit into it, because the size of tables is limited and the source
-// locations of their rules are truncated as in a Bind.
+// policyTable returns the tables of a subject as one message. The message is small enough for clients, because
+// the size of tables is limited, and maxSources limits the source locations of their rules.
 func policyTable(j query.Evaluated) *policyv1.GetPolicyTableResponse {
 	out := &policyv1.GetPolicyTableResponse{Revision: j.Revision, StoreRevision: storeRevision(j.Store)}
 	side := func(d policytable.Direction) (t *policyv1.PolicyTable, rules []*policyv1.RuleSources, omitted uint32) {

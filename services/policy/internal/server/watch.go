@@ -25,8 +25,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// maxSources limits the weight of the source locations in one Bind, so that the message does not exceed the limit of
-// clients. Further locations are omitted.
+// maxSources limits the weight of the source locations in one BindSubject, so that the message does not exceed the
+// limit of clients. Further locations are omitted.
 const maxSources = 3 << 20
 
 // errFormat means that a subscriber understands no format that the service sends.

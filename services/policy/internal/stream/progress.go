@@ -34,8 +34,9 @@ type Progress struct {
 	Disconnected, Enforcing []string
 }
 
-// Reached returns the progress of subscribers, and whether all connected awaited subscribers have reached the goal.
-// ErrRefused or ErrHeld means that a subscriber will not reach it without intervention.
+// Reached returns the progress of the subscribers, and whether all connected subscribers for which the caller waits
+// have reached the goal. It returns ErrRefused if one of them refused a table, and ErrHeld if one waits for a
+// confirmation: waiting longer does not help.
 func (g Goal) Reached(states []State) (Progress, bool, error) {
 	out := Progress{Revision: g.Current}
 	waiting, connected := false, make(map[string]bool)

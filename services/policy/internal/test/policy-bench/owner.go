@@ -96,9 +96,9 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 		{"all subjects are removed and added again", o.comeBack},
 		{"the rest of the policies deleted in one call", o.deleteAll},
 		{"all policies as 200 files, all at once", o.files},
-		{"one of the files changes", o.fileChanges},
-		{"all policies as one file instead of the 200", o.oneFile},
-		{"all files go", func() error { return o.Feed(managed.SourceFile).Set(o.ctx, nil) }},
+		{"one of the 200 files changes", o.fileChanges},
+		{"all policies as one file instead of 200 files", o.oneFile},
+		{"all files are removed", func() error { return o.Feed(managed.SourceFile).Set(o.ctx, nil) }},
 	} {
 		began := time.Now()
 		if err := step.do(); err != nil {

@@ -403,9 +403,9 @@ type ConnectionEnd struct {
 	Identity uint32 `protobuf:"varint,1,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Endpoint ID; 0: not an endpoint of this node.
 	EndpointIndex uint32 `protobuf:"varint,2,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
-	// Owner of the endpoint; unset without one.
+	// Owner of the endpoint; unset without an owner.
 	Owner *v1.Owner `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Kubernetes pod of the endpoint; unset without one.
+	// Kubernetes pod of the endpoint; unset without a pod.
 	Pod *v1.PodReference `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
 	// This end is the local node itself.
 	LocalNode     bool `protobuf:"varint,5,opt,name=local_node,json=localNode,proto3" json:"local_node,omitempty"`

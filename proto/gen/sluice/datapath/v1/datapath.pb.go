@@ -969,7 +969,7 @@ type Endpoint struct {
 	Manager string `protobuf:"bytes,15,opt,name=manager,proto3" json:"manager,omitempty"`
 	// Network of the manager, as given at creation; empty: unknown.
 	Network string `protobuf:"bytes,16,opt,name=network,proto3" json:"network,omitempty"`
-	// Kubernetes pod, as given at creation; unset without one.
+	// Kubernetes pod, as given at creation; unset without a pod.
 	Pod *v1.PodReference `protobuf:"bytes,17,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Addresses whose family has its default route through another interface of the container.
 	// Packets from these addresses still leave through this interface, by a routing rule and the
@@ -1451,7 +1451,7 @@ type CreateEndpointRequest struct {
 	// Network of the manager that the endpoint belongs to; for CNI, the name in the network configuration. Empty: the
 	// manager has no networks.
 	Network string `protobuf:"bytes,11,opt,name=network,proto3" json:"network,omitempty"`
-	// Kubernetes pod; unset without one.
+	// Kubernetes pod; unset without a pod.
 	Pod *v1.PodReference `protobuf:"bytes,12,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Ports of the node that are forwarded to the container until it is deleted. They require loadBalancing.mode on. Two
 	// endpoints of the node, or an endpoint and a service, must not use the same address, port and protocol; an empty

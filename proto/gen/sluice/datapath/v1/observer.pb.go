@@ -728,13 +728,13 @@ func (x *ObserveRequest) GetAfterUuid() string {
 // unknown.
 type FlowCriteria struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Endpoints, on either side.
+	// Owners of the source or destination endpoint.
 	Owners []*v1.Owner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
-	// Kubernetes pods of the node, on either side.
+	// Kubernetes pods of the node that are the source or destination.
 	Pods []*PodName `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`
-	// Identities, on either side.
+	// Identities of the source or destination.
 	Identities []uint32 `protobuf:"varint,3,rep,packed,name=identities,proto3" json:"identities,omitempty"`
-	// Prefixes of an address on either side, or of the original destination.
+	// Prefixes of the source, destination or original destination address.
 	Prefixes []string `protobuf:"bytes,4,rep,name=prefixes,proto3" json:"prefixes,omitempty"`
 	// Reasons.
 	Reasons []Reason `protobuf:"varint,5,rep,packed,name=reasons,proto3,enum=sluice.datapath.v1.Reason" json:"reasons,omitempty"`
@@ -748,7 +748,7 @@ type FlowCriteria struct {
 	Verdicts []Verdict `protobuf:"varint,9,rep,packed,name=verdicts,proto3,enum=sluice.datapath.v1.Verdict" json:"verdicts,omitempty"`
 	// Kinds of events.
 	Types []FlowType `protobuf:"varint,10,rep,packed,name=types,proto3,enum=sluice.datapath.v1.FlowType" json:"types,omitempty"`
-	// Label selectors, for the workload on either side.
+	// Label selectors for the source or destination workload.
 	Selectors []*LabelSelector `protobuf:"bytes,11,rep,name=selectors,proto3" json:"selectors,omitempty"`
 	// Services, as in ObserveRequest.
 	Services []*ServiceName `protobuf:"bytes,12,rep,name=services,proto3" json:"services,omitempty"`
@@ -1338,7 +1338,7 @@ type AttachmentRepair struct {
 	Uuid string `protobuf:"bytes,7,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	// Name of the node.
 	NodeName string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
-	// Kubernetes pod of the endpoint; unset without one.
+	// Kubernetes pod of the endpoint; unset without a pod.
 	Pod *v1.PodReference `protobuf:"bytes,9,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Endpoint ID.
 	EndpointIndex uint32 `protobuf:"varint,10,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
@@ -1701,12 +1701,12 @@ type FlowEnd struct {
 	Labels []*v1.Label `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty"`
 	// The endpoint, if it is of the node and still exists.
 	Owner *v1.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Kubernetes pod of the endpoint; unset without one.
+	// Kubernetes pod of the endpoint; unset without a pod.
 	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Endpoint ID; 0 if the end is not an endpoint of this node.
 	EndpointIndex uint32 `protobuf:"varint,7,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	// Name of the other node that the packet came from or goes to past the stack
-	// of this one; "#" and its number if the name is not known, empty without one.
+	// of this one; "#" and its number if the name is not known, empty without another node.
 	NodeName      string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2470,7 +2470,7 @@ type ExplainedPeer struct {
 	IpcachePrefix string `protobuf:"bytes,6,opt,name=ipcache_prefix,json=ipcachePrefix,proto3" json:"ipcache_prefix,omitempty"`
 	// Labels, if known.
 	Labels []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
-	// Kubernetes pod of the endpoint; unset without one.
+	// Kubernetes pod of the endpoint; unset without a pod.
 	Pod *v1.PodReference `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Endpoint ID; 0 for the host.
 	EndpointIndex uint32 `protobuf:"varint,9,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`

@@ -1106,11 +1106,11 @@ type ResolveEndpointRequest struct {
 	// Manager of the endpoint, for example "cni"; stored with the reference and returned by
 	// GetIdentity. Empty: keeps the previous value.
 	Manager string `protobuf:"bytes,4,opt,name=manager,proto3" json:"manager,omitempty"`
-	// Network of the manager that the endpoint belongs to; as manager.
+	// Network of the manager that the endpoint belongs to. Empty: keeps the previous value.
 	Network string `protobuf:"bytes,5,opt,name=network,proto3" json:"network,omitempty"`
-	// Kubernetes pod; unset without one; as manager.
+	// Kubernetes pod of the endpoint. Unset: keeps the previous value.
 	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
-	// Addresses of the endpoint; as manager.
+	// Addresses of the endpoint. Empty: keeps the previous value.
 	Addresses []string `protobuf:"bytes,7,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	// As in AllocateIdentityRequest; the owner is not checked.
 	ValidateOnly  bool `protobuf:"varint,8,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
@@ -1446,7 +1446,7 @@ type EndpointIdentity struct {
 	Identity *Identity `protobuf:"bytes,2,opt,name=identity,proto3" json:"identity,omitempty"`
 	// The named ports of the identity, sorted by name and protocol.
 	NamedPorts []*v1.NamedPort `protobuf:"bytes,3,rep,name=named_ports,json=namedPorts,proto3" json:"named_ports,omitempty"`
-	// Kubernetes pod; unset without one.
+	// Kubernetes pod; unset without a pod.
 	Pod *v1.PodReference `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
 	// The service waits for ConfirmEndpoint with this number.
 	Confirm bool `protobuf:"varint,5,opt,name=confirm,proto3" json:"confirm,omitempty"`

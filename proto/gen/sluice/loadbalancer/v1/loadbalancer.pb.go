@@ -279,7 +279,7 @@ type UpsertServicesRequest struct {
 	// One or more YAML or JSON documents of Services and EndpointSlices, at most
 	// 3 MiB together. A document may be a list of objects.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
-	// Namespace of documents without one; empty: "default".
+	// Namespace of documents that name none; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Check, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`

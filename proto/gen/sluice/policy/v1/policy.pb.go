@@ -430,7 +430,7 @@ type UpsertPoliciesRequest struct {
 	// One or more YAML or JSON documents, at most 3 MiB together. A document may be
 	// a list of objects: v1 List, or the list of a kind.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
-	// Namespace of documents without one; empty: "default".
+	// Namespace of documents that name none; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Check and compile, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
@@ -586,7 +586,7 @@ type ReplacePoliciesRequest struct {
 	// All YAML or JSON documents of the manager, at most 3 MiB together. Empty: the manager has no policies, and
 	// allow_empty must be set.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
-	// Namespace of documents without one; empty: "default".
+	// Namespace of documents that name none; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Check and compile, but change nothing.
 	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
@@ -2767,7 +2767,7 @@ type DiffRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Documents to apply, as for UpsertPolicies.
 	Manifests []byte `protobuf:"bytes,1,opt,name=manifests,proto3" json:"manifests,omitempty"`
-	// Namespace of documents without one; empty: "default".
+	// Namespace of documents that name none; empty: "default".
 	DefaultNamespace string `protobuf:"bytes,2,opt,name=default_namespace,json=defaultNamespace,proto3" json:"default_namespace,omitempty"`
 	// Policies to delete.
 	Delete []*PolicyKey `protobuf:"bytes,3,rep,name=delete,proto3" json:"delete,omitempty"`

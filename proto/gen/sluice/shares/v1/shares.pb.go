@@ -439,7 +439,7 @@ type EndpointShare struct {
 	Kind EndpointKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.shares.v1.EndpointKind" json:"kind,omitempty"`
 	// Owner of the endpoint. Unset for other kinds.
 	Owner *v1.Owner `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
-	// Kubernetes pod of the endpoint. Unset without one.
+	// Kubernetes pod of the endpoint. Unset without a pod.
 	Pod *v1.PodReference `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Number of units in use: map entries, waiting events, or answers in the current second.
 	Used uint64 `protobuf:"varint,4,opt,name=used,proto3" json:"used,omitempty"`

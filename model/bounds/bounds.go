@@ -63,7 +63,7 @@ var All = []Bound{
 		Shown:   "as for policies", Tests: []string{"TestOneNamespaceCannotKeepThePoliciesOfOthersOut"},
 	},
 	{
-		Name: "policies that isolate beyond a share", Process: "sluice-policy", Setting: "limits.policies",
+		Name: "policies beyond a share, which isolate pods", Process: "sluice-policy", Setting: "limits.policies",
 		Default: "40,000, and an eighth of `limits.manifests` in bytes", Divided: ByTenant,
 		Beyond: "one isolation of the whole namespace replaces the newest of them; such a policy takes about 900 bytes",
 		Shown:  "as for policies",
@@ -320,7 +320,7 @@ var All = []Bound{
 		Name: "connections from outside", Process: "sluice-datapath",
 		Default: "65,536 for IPv4, 32,768 for IPv6", Divided: BySender,
 		Beyond: "connections that are not proven, and UDP with ICMP echo, replace each other, the oldest first; " +
-			"the longest idle proven ones of the senders with most of them are ended",
+			"the senders with most proven connections lose their longest idle",
 		Shown: "`sluice conntrack list`",
 		Tests: []string{"TestKernelSilentSendersReplaceEachOther", "TestSurplusOfOpenConnections"},
 	},

@@ -104,7 +104,7 @@ func (c *Config) Validate() error {
 	if !filepath.IsAbs(c.Socket.Path) {
 		p.Addf("socket.path", "%q is not an absolute path", c.Socket.Path)
 	} else if len(c.Socket.Path) > rpc.MaxPath {
-		p.Addf("socket.path", "%d bytes long; at most %d fit into a unix address", len(c.Socket.Path), rpc.MaxPath)
+		p.Addf("socket.path", "%d bytes long; at most %d fit into a unix socket address", len(c.Socket.Path), rpc.MaxPath)
 	}
 	if c.Socket.Group < -1 || c.Socket.Group > 1<<32-2 {
 		p.Addf("socket.group", "%d is not a group number", c.Socket.Group)
@@ -126,7 +126,7 @@ func (c *Config) Validate() error {
 		}
 	case filepath.IsAbs(a):
 		if len(a) > rpc.MaxPath {
-			p.Addf("metrics.address", "%d bytes long; at most %d fit into a unix address", len(a), rpc.MaxPath)
+			p.Addf("metrics.address", "%d bytes long; at most %d fit into a unix socket address", len(a), rpc.MaxPath)
 		}
 		if a == c.Socket.Path {
 			p.Addf("metrics.address", "is the same as socket.path")

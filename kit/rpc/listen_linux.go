@@ -86,7 +86,8 @@ type Listener struct {
 // and mode and accepts connections.
 func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 	if len(path) > MaxPath {
-		return nil, fmt.Errorf("socket path %q is %d bytes long; at most %d fit into a unix address", path, len(path), MaxPath)
+		return nil, fmt.Errorf("socket path %q is %d bytes long; at most %d fit into a unix socket address", path,
+			len(path), MaxPath)
 	}
 	if !filepath.IsAbs(path) {
 		return nil, fmt.Errorf("socket path %q is not absolute", path)

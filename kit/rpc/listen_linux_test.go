@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// shortDir returns a temporary directory whose path is short enough for a unix address.
+// shortDir returns a temporary directory whose path is short enough for a unix socket address.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/tmp", "kit")

@@ -72,7 +72,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	if len(c.EtcdSocket) > rpc.MaxPath {
-		p.Addf("etcdSocket", "%d bytes long; at most %d fit into a unix address", len(c.EtcdSocket), rpc.MaxPath)
+		p.Addf("etcdSocket", "%d bytes long; at most %d fit into a unix socket address", len(c.EtcdSocket), rpc.MaxPath)
 	}
 	if c.Address != "" {
 		if a, err := netip.ParseAddr(c.Address); err != nil || a.IsUnspecified() || a.IsMulticast() || a.Zone() != "" {

@@ -195,7 +195,7 @@ func (s *subscriber) next(t *testing.T) (m Message, ok bool, err error) {
 	}
 	if m.Barrier {
 		if m.Revision < s.revision || m.Revision > s.w.revision {
-			t.Fatalf("%s: the barrier of revision %d follows revision %d, the service is at %d",
+			t.Fatalf("%s: the barrier has revision %d, want %d (the previous barrier) to %d (the service)",
 				s.name, m.Revision, s.revision, s.w.revision)
 		}
 		s.snapshot, s.revision = false, m.Revision
@@ -309,7 +309,7 @@ func numbersIncrease(t *testing.T, w *world) {
 	}
 	s.drain(t)
 	if s.revision != w.revision {
-		t.Errorf("the last barrier is of revision %d, the service is at %d", s.revision, w.revision)
+		t.Errorf("the last barrier has revision %d, want the service's revision %d", s.revision, w.revision)
 	}
 }
 
@@ -647,7 +647,7 @@ func anyHistory(t *testing.T, w *world) {
 			}
 		}
 		if s.session != nil && w.State(s.name).Enforced > w.revision {
-			t.Fatalf("%s enforces revision %d, the service is at %d", s.name, w.State(s.name).Enforced, w.revision)
+			t.Fatalf("%s enforces revision %d, want the service's revision %d", s.name, w.State(s.name).Enforced, w.revision)
 		}
 	}
 	if resumed == 0 || anew == 0 {

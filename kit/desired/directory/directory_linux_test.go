@@ -233,7 +233,7 @@ func TestEditorsAndVolumesExchangeFiles(t *testing.T) {
 	servicetest.Eventually(t, "no problem", func() bool { return p.problem() == "" })
 }
 
-func TestDirectoryThatBecameEmptyIsNotBelievedAtOnce(t *testing.T) {
+func TestObjectsOfADirectoryThatBecameEmptyStayForAWhile(t *testing.T) {
 	p := watched(t, func(s *Source) { s.Empty = time.Second })
 	p.write("a.yaml", "1")
 	p.want("at first", "a.yaml=1")

@@ -46,7 +46,8 @@ func Dial(path string, o Options) (*grpc.ClientConn, error) {
 		return nil, fmt.Errorf("dial %q: the socket's path is not absolute", path)
 	}
 	if len(path) > 107 {
-		return nil, fmt.Errorf("dial %q: the path is %d bytes long; at most 107 fit into a unix address", path, len(path))
+		return nil, fmt.Errorf("dial %q: the path is %d bytes long; at most 107 fit into a unix socket address", path,
+			len(path))
 	}
 	o.Timeout = cmp.Or(o.Timeout, 10*time.Second)
 	to := &socket{path: path}

@@ -60,7 +60,7 @@ func New(path string, maxSend int) (Client, error) {
 		return Client{}, fmt.Errorf("dial %q: the socket's path is not absolute", path)
 	}
 	if len(path) > maxPath {
-		return Client{}, fmt.Errorf("dial %q: the path is %d bytes long; at most %d fit into a unix address", path,
+		return Client{}, fmt.Errorf("dial %q: the path is %d bytes long; at most %d fit into a unix socket address", path,
 			len(path), maxPath)
 	}
 	return Client{path: path, maxSend: maxSend}, nil

@@ -50,7 +50,8 @@ type Config struct {
 	Quota        int           // maximum number of cluster identities that this node may hold
 	StoreTimeout time.Duration // timeout of one request to the store
 	Heartbeat    time.Duration // interval at which the session is checked
-	// interval at which references in the store are compared with holders, and of collections
+	// Reconcile is the interval at which references in the store are compared with the holders, and at which the
+	// leader collects unused identities.
 	Reconcile  time.Duration
 	Grace      time.Duration // time without references after which an identity is collected
 	Quarantine time.Duration // time for which a collected number stays reserved for its former label set
@@ -95,7 +96,7 @@ func bounded(ctx context.Context, cfg *Config, f func(context.Context) error) er
 	return f(ctx)
 }
 
-// Names of the operations for which the time of the lock is measured.
+// Names of the operations for which the allocator measures how long they hold its lock.
 const (
 	opHold       = "hold"
 	opChoose     = "choose a number"

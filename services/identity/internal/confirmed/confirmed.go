@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// ErrDenied: the role of this node in the store lacks a grant.
+// ErrDenied: the etcd role of this node lacks a grant.
 var ErrDenied = errors.New("the store refuses the write")
 
 // Report is the report of one node.
@@ -43,7 +43,7 @@ type Summary struct {
 // Store stores the reports and the summary.
 type Store interface {
 	// Report replaces the report of this node, which is removed when the node's lease ends. It returns ErrDenied if
-	// the role of the node lacks the grant.
+	// the etcd role of the node lacks the grant.
 	Report(ctx context.Context, r Report) error
 	// Publish replaces the summary if this node is the collector. It returns ErrDenied like Report.
 	Publish(ctx context.Context, s Summary) error

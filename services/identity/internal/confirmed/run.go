@@ -67,7 +67,7 @@ func (e *Exchange) Lead(leads bool) {
 	}
 }
 
-// Err returns the reason for which the role of this node may not report or publish; nil if it may.
+// Err returns why the etcd role of this node may not report or publish; nil if it may.
 func (e *Exchange) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

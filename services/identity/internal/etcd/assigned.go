@@ -28,7 +28,7 @@ func (s *Nodes) Assign(ctx context.Context, put []registry.AssignmentKey, drop [
 			s.session.Txn(limited).Then(ops[:n]...))
 		cancel()
 		if err != nil {
-			return denied(err, s.keys.assigned(), "the role of the nodes that run sluice-status")
+			return denied(err, s.keys.assigned(), "the etcd role of the nodes that run sluice-status")
 		}
 		ops = ops[n:]
 	}

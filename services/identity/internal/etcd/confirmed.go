@@ -59,7 +59,7 @@ func (s *Confirmed) Report(ctx context.Context, r confirmed.Report) error {
 	prefix := reportPrefix(s.cfg.Prefix) + s.cfg.Node + "/"
 	_, err = s.session.Commit(ctx, "confirm mappings", s.session.Txn(ctx).If(s.session.Named()).
 		Then(clientv3.OpPut(reportPrefix(s.cfg.Prefix)+s.cfg.Node+confirmedSuffix, string(value), clientv3.WithLease(lease))))
-	return denied(err, prefix, "the role of this node")
+	return denied(err, prefix, "the etcd role of this node")
 }
 
 // Publish implements confirmed.Store.
@@ -73,7 +73,7 @@ func (s *Confirmed) Publish(ctx context.Context, sum confirmed.Summary) error {
 	_, err = s.session.Commit(ctx, "publish what nodes confirmed", s.session.Txn(ctx).
 		If(collects(s.cfg)).
 		Then(clientv3.OpPut(s.summaryKey(), string(value))))
-	return denied(err, clusterPrefix(s.cfg.Prefix), "the role of the nodes")
+	return denied(err, clusterPrefix(s.cfg.Prefix), "the etcd role of the nodes")
 }
 
 // FollowSummary implements confirmed.Store.

@@ -176,7 +176,7 @@ func TestOverlappingRangesReported(t *testing.T) {
 			return k.Node.Name == "b" && len(k.Node.Refused) == 1 && k.Node.Refused[0].Holder == "a" && k.Refused == 1
 		})
 	})
-	// The same range is refused when it is claimed.
+	// c claims exactly a range of b. The claim is refused.
 	c := startNode(t, s.Endpoint, "c", t.TempDir(), quick())
 	c.register(3, prefix(2), prefix(3))
 	c.published()

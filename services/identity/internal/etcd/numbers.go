@@ -46,7 +46,7 @@ func (s *Collection) PublishNumbers(ctx context.Context, n allocator.Numbers) er
 		If(collects(s.cfg)).
 		Then(clientv3.OpPut(s.numbersKey(), string(value))))
 	if errors.Is(err, rpctypes.ErrPermissionDenied) {
-		return fmt.Errorf("%w: grant readwrite on the prefix %s to the role of the nodes (docs/identity.md): %w",
+		return fmt.Errorf("%w: grant readwrite on the prefix %s to the etcd role of the nodes (docs/identity.md): %w",
 			allocator.ErrDenied, clusterPrefix(s.cfg.Prefix), err)
 	}
 	return err

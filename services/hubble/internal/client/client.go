@@ -64,7 +64,7 @@ func (s *Stream) setErr(err error) {
 		s.log.Warn("no events from the datapath; retrying", log.Err(err))
 	}
 	if err == nil && s.err != nil {
-		s.log.Info("events of the datapath are followed")
+		s.log.Info("receiving events from the datapath")
 	}
 	s.err = err
 }

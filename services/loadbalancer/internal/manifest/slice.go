@@ -173,7 +173,7 @@ func (d *decoder) hints(path string, names []string) string {
 	usable := names[:0]
 	for i, name := range names {
 		if name == "" || strings.Contains(name, ",") || len(name) > 253 {
-			d.part(fmt.Sprintf("%s[%d].name", path, i), "%q is not a name", shorten(name))
+			d.part(fmt.Sprintf("%s[%d].name", path, i), "%q is not a name of 1 to 253 characters without commas", shorten(name))
 			continue
 		}
 		usable = append(usable, name)

@@ -42,7 +42,7 @@ func (o *filter) add(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.containers, "container", nil,
 		"connections of the container CONTAINER[/INTERFACE] or the pod NAMESPACE/NAME at either end")
 	f.StringSliceVar(&o.addresses, "address", nil,
-		"connections with an address in this prefix at either end, or to a service in it")
+		"connections whose source, destination or service address is in this prefix")
 	f.UintSliceVar(&o.ports, "port", nil, "connections whose source, destination or Service port is this one")
 	f.Lookup("port").DefValue = "" // otherwise help shows an empty list
 	f.StringSliceVar(&o.protocols, "protocol", nil, "tcp, udp, sctp, icmp, icmpv6 or a number")

@@ -31,7 +31,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 // client shortens the calls of package invocation.
 type client = policyv1.PolicyServiceClient
 
-const patternHelp = `NAME is a DNS name or a pattern, as matchPattern of a policy: "*" matches characters of one
+const patternHelp = `NAME is a DNS name or a pattern as in matchPattern of a policy: "*" matches characters of one
 label, "**." at the start matches one or more labels, "*" alone matches every name.`
 
 func listCommand(inv *invocation.Invocation) *cobra.Command {

@@ -111,7 +111,7 @@ func TestListingThatDoesNotEndIsRefused(t *testing.T) {
 	}
 }
 
-func TestPoolsAreCountedBeforeTheyAreBelieved(t *testing.T) {
+func TestTooManyPoolsAreRefused(t *testing.T) {
 	pool := &ipamv1.Pool{Prefix: "10.0.0.0/24", Gateway: "10.0.0.1"}
 	for n, ok := range map[int]bool{2: true, maxPools + 1: false} {
 		i := &IPAM{Health: Health{Name: "ipam"}, client: ipam{pools: make([]*ipamv1.Pool, n)}}

@@ -224,9 +224,9 @@ func (f *fabric) received(t *testing.T, from netns.NsHandle, frames ...outerPack
 	return got
 }
 
-// TestKernelDirectPathBelievesWhatTheTunnelBelieves shows that forged tunnel packets are counted and dropped for the
+// TestKernelDirectPathDropsForgedPacketsLikeTheTunnel shows that forged tunnel packets are counted and dropped for the
 // same reason on both paths, and which of them are taken out past the device (INV-91).
-func TestKernelDirectPathBelievesWhatTheTunnelBelieves(t *testing.T) {
+func TestKernelDirectPathDropsForgedPacketsLikeTheTunnel(t *testing.T) {
 	f := newDirectFabric(t, func(*Options) {})
 	f.thirdNode(t)
 	a, b := f.a.pod, f.b.pod

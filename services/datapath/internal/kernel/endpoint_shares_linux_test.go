@@ -270,9 +270,10 @@ func TestKernelRecordsLeaveCapacityForConnections(t *testing.T) {
 	}
 }
 
-// TestKernelAnsweredHairpinTakesThreeTranslations: the programs charge both translations of a pod's connection to itself
-// and the copy of the way back, and the collector counts them.
-func TestKernelAnsweredHairpinTakesThreeTranslations(t *testing.T) {
+// TestKernelAnsweredHairpinIsChargedThreeTranslations: for a pod's connection to itself through a Service, the programs
+// charge the pod for the translation of requests, the translation of answers and a copy of the latter. The collector
+// counts the same three.
+func TestKernelAnsweredHairpinIsChargedThreeTranslations(t *testing.T) {
 	n := newServiceNode(t)
 	p := newPod(t, n.k, "sl-pod", 10, endpointmap.DeliverPeer)
 	vip, at := serviceAddr(p.IPv4, 1), netip.AddrPortFrom(p.IPv4, 8080)

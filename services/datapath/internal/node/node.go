@@ -414,7 +414,7 @@ func (n *Node) openCluster(earlier cluster.Others, changes cluster.Changes) {
 		follow.Away, follow.Back = n.Registrar.Lost, n.Registrar.Changed
 	}
 	if n.beliefs != nil && o.Mode == cluster.Native {
-		follow.Believes = n.beliefs.Believes
+		follow.Trusts = n.beliefs.Trusts
 	}
 	n.Follower = cluster.NewFollower(follow)
 }

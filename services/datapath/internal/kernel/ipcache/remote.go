@@ -165,8 +165,8 @@ func (c *Cache) Doubt(nodes map[uint16]struct{}) error {
 	return errors.Join(errs...)
 }
 
-// Gate publishes cluster prefixes as unknown-in-cluster until the tables include their identity. At the start, the
-// tables include exactly ids.
+// Gate publishes cluster prefixes as unknown-in-cluster until the policy tables include their identity. It replaces the
+// identities that the tables include by ids; Known and Unknown then change them.
 func (c *Cache) Gate(ids []identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -190,7 +190,7 @@ func (c *Cache) Gate(ids []identity.Numeric) error {
 	return errors.Join(errs...)
 }
 
-// Known records that every table in use includes the identities from now on.
+// Known records that every policy table in use includes the identities, and publishes the prefixes that have them.
 func (c *Cache) Known(ids ...identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,8 +205,8 @@ func (c *Cache) Known(ids ...identity.Numeric) error {
 	return errors.Join(errs...)
 }
 
-// Unknown records that the tables are about to drop the identities. When it returns without an error, no
-// cluster prefix has one of them.
+// Unknown must be called before the policy tables lose the identities. When it returns without an error, the ipcache
+// publishes no cluster prefix with one of them.
 func (c *Cache) Unknown(ids ...identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -227,7 +227,7 @@ func (c *Cache) Unknown(ids ...identity.Numeric) error {
 
 // Counts are the numbers of cluster prefixes.
 type Counts struct {
-	// Prefixes is the number of prefixes, Waiting the number of prefixes whose identity is not in the tables.
+	// Prefixes is the number of prefixes, Waiting the number of prefixes whose identity is not in the policy tables.
 	Prefixes, Waiting int
 }
 

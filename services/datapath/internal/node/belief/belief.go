@@ -56,7 +56,7 @@ type Peer struct {
 type Inputs struct {
 	Applied func() watch.Origin    // store revision up to which the kernel has all changes
 	Peers   func() map[string]Peer // all other nodes, by name
-	// Changed is called when results of Believes may have changed.
+	// Changed is called when results of Trusts may have changed.
 	Changed func() error
 }
 
@@ -161,14 +161,14 @@ func (b *Beliefs) Silence() (d time.Duration, known bool) {
 	return b.silence(b.o.Now()), b.known
 }
 
-// Believes reports whether the mappings of a node are trusted.
-func (b *Beliefs) Believes(node string) bool {
+// Trusts reports whether the mappings of a node are trusted.
+func (b *Beliefs) Trusts(node string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.believes(node)
+	return b.trusts(node)
 }
 
-func (b *Beliefs) believes(node string) bool {
+func (b *Beliefs) trusts(node string) bool {
 	if !b.stale {
 		return true
 	}
@@ -236,7 +236,7 @@ func (b *Beliefs) save(now time.Duration) {
 	doubted := map[string]bool{}
 	if b.stale {
 		for name := range b.peers {
-			if !b.believes(name) {
+			if !b.trusts(name) {
 				doubted[name] = true
 			}
 		}

@@ -59,8 +59,8 @@ func (m *machine) pass(d time.Duration) {
 
 func (m *machine) expect(when string, want map[string]bool) {
 	m.t.Helper()
-	for node, believed := range want {
-		if got := m.Believes(node); got != believed {
+	for node, trusted := range want {
+		if got := m.Trusts(node); got != trusted {
 			m.t.Errorf("%s: node %s is trusted: %t", when, node, got)
 		}
 	}

@@ -18,7 +18,7 @@ func TestKernelEndpointsOfDoubtedNodesAreUnknown(t *testing.T) {
 	dir, s := newDir(t), newSource()
 	var doubts atomic.Bool
 	p := start(t, dir, s, time.Now, func(f *cluster.FollowerOptions) {
-		f.Believes = func(node string) bool { return node != "b" || !doubts.Load() }
+		f.Trusts = func(node string) bool { return node != "b" || !doubts.Load() }
 	})
 	set := map[cluster.Key]cluster.Item{
 		key("b"): node("1", "192.0.2.2", "10.244.1.0/24"), key("c"): node("1", "192.0.2.3", "10.244.2.0/24"),

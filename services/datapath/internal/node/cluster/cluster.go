@@ -127,8 +127,8 @@ type FollowerOptions struct {
 	// Known is called with all other nodes by name when they may have changed; nil: not called.
 	Known func(nodes map[string]Node)
 
-	// Believes reports whether the mappings of a node are trusted; nil: all are.
-	Believes func(node string) bool
+	// Trusts reports whether the mappings of a node are trusted; nil: all mappings are trusted.
+	Trusts func(node string) bool
 
 	// Moved is called with all ranges and addresses of other nodes when they may have changed; nil: not called.
 	Moved func(ranges []netip.Prefix, nodes []netip.Addr) error
@@ -184,7 +184,7 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 		case item.Node != nil:
 			changed = true
 			installed[k.Node] = Installation{item.Node.Incarnation, tunnelOf(*item.Node)}
-			f.hold(k.Node, f.believed(k, *item.Node), ranges)
+			f.hold(k.Node, f.withValidRanges(k, *item.Node), ranges)
 		case item.On != "":
 			if _, ok := f.o.Numbers.Of(item.On); !ok && installed[item.On] == (Installation{}) {
 				installed[item.On] = Installation{} // its record arrives later
@@ -253,12 +253,12 @@ func (f *Follower) Reconsider() error {
 
 // doubt updates which nodes the ipcache does not trust. Called with mu held.
 func (f *Follower) doubt() error {
-	if f.o.Believes == nil {
+	if f.o.Trusts == nil {
 		return nil
 	}
 	doubted := map[uint16]struct{}{}
 	for name, number := range f.o.Numbers.Names() {
-		if !f.o.Believes(name) {
+		if !f.o.Trusts(name) {
 			doubted[number] = struct{}{}
 		}
 	}
@@ -363,8 +363,8 @@ func (f *Follower) refuse(k Key, why string) {
 	f.log.Error("invalid entry of the cluster ignored", "node", k.Node, "prefix", k.Prefix, "why", why)
 }
 
-// believed returns the node without its invalid ranges.
-func (f *Follower) believed(k Key, n Node) Node {
+// withValidRanges returns the node without its invalid ranges.
+func (f *Follower) withValidRanges(k Key, n Node) Node {
 	delete(f.refused, k)
 	ranges := n.Ranges
 	n.Ranges = nil
@@ -391,7 +391,7 @@ func (f *Follower) checkRanges(upserts map[Key]Item, ranges map[netip.Prefix]str
 		for name, n := range f.nodes {
 			around := func(p netip.Prefix) bool { return slices.ContainsFunc(item.Node.Addresses, p.Contains) }
 			if slices.ContainsFunc(n.Ranges, around) {
-				f.hold(name, f.believed(Key{Node: name}, n), ranges)
+				f.hold(name, f.withValidRanges(Key{Node: name}, n), ranges)
 			}
 		}
 	}

@@ -482,8 +482,8 @@ func TestKernelAnotherTunnelIsAnotherNumber(t *testing.T) {
 	}
 }
 
-// TestKernelClusterIsNotBelievedEverything sends invalid nodes and mappings.
-func TestKernelClusterIsNotBelievedEverything(t *testing.T) {
+// TestKernelInvalidNodesAndMappingsAreRefused sends invalid nodes and mappings.
+func TestKernelInvalidNodesAndMappingsAreRefused(t *testing.T) {
 	s, set := newSource(), twoNodes()
 	p := start(t, newDir(t), s, time.Now)
 	bad := map[cluster.Key]cluster.Item{

@@ -232,8 +232,8 @@ func TestSourceThatAnswersAgainIsTold(t *testing.T) {
 	}
 }
 
-// TestMappedAddressIsNotBelieved: an IPv4-mapped IPv6 address would be an entry that no packet matches.
-func TestMappedAddressIsNotBelieved(t *testing.T) {
+// TestIPv4MappedAddressIsRefused: an IPv4-mapped IPv6 address would be an entry that no packet matches.
+func TestIPv4MappedAddressIsRefused(t *testing.T) {
 	f, o := follow(t)
 	pod := Key{Prefix: netip.MustParsePrefix("::ffff:10.2.0.9/128")}
 	if err := f.Apply(t.Context(), watch.Changes[Key, Item]{Upserts: map[Key]Item{

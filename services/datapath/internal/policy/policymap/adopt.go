@@ -121,36 +121,36 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 	if h.PeerSet != uint32(t) {
 		return nil, fmt.Errorf("its header refers to the rows of table %d", h.PeerSet)
 	}
-	if h.ClassBase < classHead || int(h.ClassBase) >= s.classRoom.size {
+	if h.ClassBase < classHead || int(h.ClassBase) >= s.classRanges.size {
 		return nil, fmt.Errorf("class base %d", h.ClassBase)
 	}
 	head := int(h.ClassBase) - classHead
-	place, room := s.class(head), int(s.class(head+1))
-	lt.classSpan = span{head, classHead + room}
+	place, capacity := s.class(head), int(s.class(head+1))
+	lt.classSpan = span{head, classHead + capacity}
 	lt.nodeSpan = span{int(place >> 16), int(place & 0xffff)}
 	if h.N_rule > 0 {
 		lt.ruleSpan = span{int(h.RuleBase), int(h.N_rule)}
 	}
-	if room == 0 || int(h.N_class) > room {
-		return nil, fmt.Errorf("space for %d classes, but it has %d", room, h.N_class)
+	if capacity == 0 || int(h.N_class) > capacity {
+		return nil, fmt.Errorf("its header has %d classes, and its range has space for %d", h.N_class, capacity)
 	}
 	taken := []struct {
-		room *rangeRoom
-		span span
-	}{{&s.classRoom, lt.classSpan}, {&s.nodeRoom, lt.nodeSpan}, {&s.ruleRoom, lt.ruleSpan}}
+		ranges *rangeAllocator
+		span   span
+	}{{&s.classRanges, lt.classSpan}, {&s.nodeRanges, lt.nodeSpan}, {&s.ruleRanges, lt.ruleSpan}}
 	for i, x := range taken {
-		if x.room.takeAt(x.span) {
+		if x.ranges.takeAt(x.span) {
 			continue
 		}
 		for _, y := range taken[:i] {
-			y.room.give(y.span)
+			y.ranges.give(y.span)
 		}
 		return nil, fmt.Errorf("its elements %d to %d belong to another table", x.span.base, x.span.end()-1)
 	}
 	defer func() {
 		if err != nil {
 			for _, x := range taken {
-				x.room.give(x.span)
+				x.ranges.give(x.span)
 			}
 		}
 	}()
@@ -168,7 +168,7 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 		}
 		lt.nodes = append(lt.nodes, nodeOf(n, lt.nodeSpan.base))
 	}
-	for i := range room {
+	for i := range capacity {
 		root := s.class(lt.classSpan.base + classHead + i)
 		if root == noRoot {
 			break
@@ -194,7 +194,7 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 	}
 	s.rows += len(lt.peers)
 	// a process may have been killed between two stores of a move
-	lt.header.N_class = uint16(room)
+	lt.header.N_class = uint16(capacity)
 	return lt, nil
 }
 

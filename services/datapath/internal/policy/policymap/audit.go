@@ -110,8 +110,8 @@ func (a *tableAudit) keys() {
 // ranges of tables in sl_rule.
 func (a *tableAudit) arrays() {
 	s := a.s
-	classes := make([]uint32, s.classRoom.size)
-	ports := make([]bpf.MapsSlPortNode, s.nodeRoom.size)
+	classes := make([]uint32, s.classRanges.size)
+	ports := make([]bpf.MapsSlPortNode, s.nodeRanges.size)
 	for _, lt := range s.tables {
 		copy(classes[lt.classSpan.base:], lt.classValues())
 		copy(ports[lt.nodeSpan.base:], nodeValues(lt.nodes, lt.nodeSpan.base))

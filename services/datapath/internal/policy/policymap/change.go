@@ -85,13 +85,13 @@ func (s *tableStore) growByMove(lt *liveTable, nodes []portNode, classes []uint3
 	moved.nodes, moved.classes = nodes, classes
 	classNeed, classTotal := classHead+len(classes), classHead+len(classes)
 	if err := errors.Join(
-		fits(bpf.MapsMapSlPorts, len(nodes), len(nodes), s.nodeRoom.largest(), s.nodeRoom.size),
-		fits(bpf.MapsMapSlClass, classNeed, classTotal, s.classRoom.largest(), s.classRoom.size),
+		fits(bpf.MapsMapSlPorts, len(nodes), len(nodes), s.nodeRanges.largest(), s.nodeRanges.size),
+		fits(bpf.MapsMapSlClass, classNeed, classTotal, s.classRanges.largest(), s.classRanges.size),
 	); err != nil {
 		return err
 	}
-	moved.nodeSpan = takeWithHeadroom(&s.nodeRoom, len(nodes), headroom(len(nodes), 1))
-	moved.classSpan = takeWithHeadroom(&s.classRoom, classNeed, headroom(len(classes), 2))
+	moved.nodeSpan = takeWithHeadroom(&s.nodeRanges, len(nodes), headroom(len(nodes), 1))
+	moved.classSpan = takeWithHeadroom(&s.classRanges, classNeed, headroom(len(classes), 2))
 	moved.fillHeader()
 
 	err := s.writeNodes(moved.nodeSpan.base, nodeValues(nodes, moved.nodeSpan.base))
@@ -126,8 +126,8 @@ func (s *tableStore) clearPlace(nodes, classes span) error {
 	if err := errors.Join(s.clearClasses(classes), s.clearNodes(nodes)); err != nil {
 		return err
 	}
-	s.nodeRoom.give(nodes)
-	s.classRoom.give(classes)
+	s.nodeRanges.give(nodes)
+	s.classRanges.give(classes)
 	return nil
 }
 
@@ -148,7 +148,7 @@ func (m *Maps) SetPeer(t nodetable.ID, nc nodetable.IdentityClass, class uint16)
 			}
 			return nil
 		}
-		if err := fits(bpf.MapsMapSlPeer, 1, len(lt.peers)+1, s.rowRoom-s.rows, s.rowRoom); err != nil {
+		if err := fits(bpf.MapsMapSlPeer, 1, len(lt.peers)+1, s.rowLimit-s.rows, s.rowLimit); err != nil {
 			return err
 		}
 		if err := s.insertPeer(lt.header.PeerSet, nc, class); err != nil {
@@ -233,7 +233,7 @@ func (m *Maps) SetPrefix(t nodetable.ID, p netip.Prefix, classes policytable.Pre
 			}
 			return s.replaceSet(lt, blocks)
 		case !found:
-			if err := fits(familyMap[f], 1, a.count[f]+1, s.prefixRoom-s.prefixes[f], s.prefixRoom); err != nil {
+			if err := fits(familyMap[f], 1, a.count[f]+1, s.prefixLimit-s.prefixes[f], s.prefixLimit); err != nil {
 				return err
 			}
 		}

@@ -99,13 +99,13 @@ func (s *tableStore) plan(c *nodetable.Content, roots []uint32, nodes []portNode
 		return nil, false, &nodetable.NoCapacityError{Map: bpf.MapsMapSlTable, Need: 1, Limit: len(s.ids.used) - firstTable}
 	}
 	err = errors.Join(
-		fitsRange(bpf.MapsMapSlRule, &s.ruleRoom, len(c.Rules)),
-		fitsRange(bpf.MapsMapSlPorts, &s.nodeRoom, len(nodes)),
-		fitsRange(bpf.MapsMapSlClass, &s.classRoom, classHead+len(roots)),
-		fits(bpf.MapsMapSlPeer, len(c.Peers), len(c.Peers), max(s.rowRoom-reserve(s.rowRoom)-s.rows, 0), s.rowRoom),
+		fitsRange(bpf.MapsMapSlRule, &s.ruleRanges, len(c.Rules)),
+		fitsRange(bpf.MapsMapSlPorts, &s.nodeRanges, len(nodes)),
+		fitsRange(bpf.MapsMapSlClass, &s.classRanges, classHead+len(roots)),
+		fits(bpf.MapsMapSlPeer, len(c.Peers), len(c.Peers), max(s.rowLimit-reserve(s.rowLimit)-s.rows, 0), s.rowLimit),
 	)
 	if fresh {
-		err = errors.Join(err, s.fitsSet(count, reserve(s.prefixRoom)))
+		err = errors.Join(err, s.fitsSet(count, reserve(s.prefixLimit)))
 	}
 	if err != nil {
 		return nil, false, err
@@ -131,9 +131,9 @@ func (s *tableStore) plan(c *nodetable.Content, roots []uint32, nodes []portNode
 		lt.peers = map[nodetable.IdentityClass]uint16{}
 	}
 	lt.header.Flags, lt.header.DefClass, lt.header.AddrDef = flags(c), c.DefaultClasses, c.AddressClasses
-	lt.ruleSpan, _ = s.ruleRoom.take(len(c.Rules))
-	lt.nodeSpan = takeWithHeadroom(&s.nodeRoom, len(nodes), headroom(len(nodes), 1))
-	lt.classSpan = takeWithHeadroom(&s.classRoom, classHead+len(roots), headroom(len(roots), 2))
+	lt.ruleSpan, _ = s.ruleRanges.take(len(c.Rules))
+	lt.nodeSpan = takeWithHeadroom(&s.nodeRanges, len(nodes), headroom(len(nodes), 1))
+	lt.classSpan = takeWithHeadroom(&s.classRanges, classHead+len(roots), headroom(len(roots), 2))
 	s.rows += len(lt.peers)
 	lt.fillHeader()
 	return lt, fresh, nil
@@ -141,7 +141,7 @@ func (s *tableStore) plan(c *nodetable.Content, roots []uint32, nodes []portNode
 
 // takeWithHeadroom takes n elements, and up to more spare ones if they are free and the reserve is
 // kept. The caller checks that n are free.
-func takeWithHeadroom(r *rangeRoom, n, more int) span {
+func takeWithHeadroom(r *rangeAllocator, n, more int) span {
 	more = max(0, min(more, quarter(r.size)-n, r.available()-reserve(r.size)-n))
 	if s, ok := r.take(n + more); ok {
 		return s
@@ -153,9 +153,9 @@ func takeWithHeadroom(r *rangeRoom, n, more int) span {
 // unplan frees what plan reserved.
 func (s *tableStore) unplan(lt *liveTable, fresh bool) {
 	s.ids.give(int(lt.id))
-	s.ruleRoom.give(lt.ruleSpan)
-	s.nodeRoom.give(lt.nodeSpan)
-	s.classRoom.give(lt.classSpan)
+	s.ruleRanges.give(lt.ruleSpan)
+	s.nodeRanges.give(lt.nodeSpan)
+	s.classRanges.give(lt.classSpan)
 	s.rows -= len(lt.peers)
 	if fresh {
 		s.forget(lt.addresses)

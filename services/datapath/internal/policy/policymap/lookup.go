@@ -88,12 +88,12 @@ func (m *Maps) MapSizes() nodetable.Size {
 	s := m.store
 	return nodetable.Size{
 		nodetable.LimitTables:      len(s.ids.used) - firstTable,
-		nodetable.LimitRules:       s.ruleRoom.size,
-		nodetable.LimitPortNodes:   s.nodeRoom.size,
-		nodetable.LimitPeerClasses: s.classRoom.size,
-		nodetable.LimitPeerRows:    s.rowRoom,
-		nodetable.LimitPrefixes4:   s.prefixRoom,
-		nodetable.LimitPrefixes6:   s.prefixRoom,
+		nodetable.LimitRules:       s.ruleRanges.size,
+		nodetable.LimitPortNodes:   s.nodeRanges.size,
+		nodetable.LimitPeerClasses: s.classRanges.size,
+		nodetable.LimitPeerRows:    s.rowLimit,
+		nodetable.LimitPrefixes4:   s.prefixLimit,
+		nodetable.LimitPrefixes6:   s.prefixLimit,
 	}
 }
 
@@ -147,7 +147,7 @@ func (s *tableStore) readBack(lt *liveTable) (nodetable.Content, error) {
 	}
 	for i := range lt.classes {
 		at := int(h.ClassBase) + i
-		if at >= s.classRoom.size {
+		if at >= s.classRanges.size {
 			return c, fmt.Errorf("class base %d is out of range", h.ClassBase)
 		}
 		roots[i] = s.class(at) - uint32(lt.nodeSpan.base)
@@ -286,9 +286,9 @@ func (s *tableStore) usage() map[string]int {
 	return map[string]int{
 		bpf.MapsMapSlTable:    s.ids.n,
 		bpf.MapsMapSlTableKey: s.ids.n,
-		bpf.MapsMapSlClass:    s.classRoom.size - s.classRoom.available(),
-		bpf.MapsMapSlPorts:    s.nodeRoom.size - s.nodeRoom.available(),
-		bpf.MapsMapSlRule:     s.ruleRoom.size - s.ruleRoom.available(),
+		bpf.MapsMapSlClass:    s.classRanges.size - s.classRanges.available(),
+		bpf.MapsMapSlPorts:    s.nodeRanges.size - s.nodeRanges.available(),
+		bpf.MapsMapSlRule:     s.ruleRanges.size - s.ruleRanges.available(),
 		bpf.MapsMapSlPeer:     s.rows,
 		bpf.MapsMapSlCidr4:    s.prefixes[0],
 		bpf.MapsMapSlCidr6:    s.prefixes[1],

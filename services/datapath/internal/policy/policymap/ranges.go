@@ -13,18 +13,18 @@ type span struct{ base, n int }
 
 func (s span) end() int { return s.base + s.n }
 
-// rangeRoom allocates ranges of an array.
-type rangeRoom struct {
+// rangeAllocator allocates ranges of the elements of a map.
+type rangeAllocator struct {
 	size int
 	free []span // sorted by base; adjacent ranges are merged
 }
 
-func newRangeRoom(size int) rangeRoom {
-	return rangeRoom{size: size, free: []span{{0, size}}}
+func newRangeAllocator(size int) rangeAllocator {
+	return rangeAllocator{size: size, free: []span{{0, size}}}
 }
 
 // available returns the number of free elements.
-func (r *rangeRoom) available() int {
+func (r *rangeAllocator) available() int {
 	n := 0
 	for _, f := range r.free {
 		n += f.n
@@ -33,7 +33,7 @@ func (r *rangeRoom) available() int {
 }
 
 // largest returns the length of the longest free range.
-func (r *rangeRoom) largest() int {
+func (r *rangeAllocator) largest() int {
 	n := 0
 	for _, f := range r.free {
 		n = max(n, f.n)
@@ -43,7 +43,7 @@ func (r *rangeRoom) largest() int {
 
 // take allocates n elements from the smallest free range that is large enough. An empty range is
 // always available.
-func (r *rangeRoom) take(n int) (span, bool) {
+func (r *rangeAllocator) take(n int) (span, bool) {
 	if n == 0 {
 		return span{}, true
 	}
@@ -63,7 +63,7 @@ func (r *rangeRoom) take(n int) (span, bool) {
 
 // takeAt allocates a given range. It returns false if part of it is allocated already or out of
 // bounds.
-func (r *rangeRoom) takeAt(s span) bool {
+func (r *rangeAllocator) takeAt(s span) bool {
 	if s.n == 0 {
 		return true
 	}
@@ -77,7 +77,7 @@ func (r *rangeRoom) takeAt(s span) bool {
 }
 
 // cut removes s, which lies within the i-th free range.
-func (r *rangeRoom) cut(i int, s span) {
+func (r *rangeAllocator) cut(i int, s span) {
 	f := r.free[i]
 	var left []span
 	if f.base < s.base {
@@ -90,7 +90,7 @@ func (r *rangeRoom) cut(i int, s span) {
 }
 
 // give frees an allocated range.
-func (r *rangeRoom) give(s span) {
+func (r *rangeAllocator) give(s span) {
 	if s.n == 0 {
 		return
 	}

@@ -14,7 +14,7 @@ func TestFreedRangesMergeAndNeverOverlap(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
-	room := newRangeRoom(size)
+	ranges := newRangeAllocator(size)
 	var taken [size]bool
 	var spans []span
 	mark := func(s span, to bool) {
@@ -40,14 +40,14 @@ func TestFreedRangesMergeAndNeverOverlap(t *testing.T) {
 	}
 	for range 20000 {
 		total, run := longest()
-		if room.available() != total || room.largest() != run {
-			t.Fatalf("%d free, the longest run %d, want %d and %d", room.available(), room.largest(), total, run)
+		if ranges.available() != total || ranges.largest() != run {
+			t.Fatalf("%d free, the longest run %d, want %d and %d", ranges.available(), ranges.largest(), total, run)
 		}
 		switch n := r.IntN(20); {
 		case r.IntN(2) == 0 && len(spans) > 0:
 			i := r.IntN(len(spans))
 			mark(spans[i], false)
-			room.give(spans[i])
+			ranges.give(spans[i])
 			spans[i] = spans[len(spans)-1]
 			spans = spans[:len(spans)-1]
 		case r.IntN(4) == 0:
@@ -56,7 +56,7 @@ func TestFreedRangesMergeAndNeverOverlap(t *testing.T) {
 			for i := s.base; i < min(s.end(), size); i++ {
 				fits = fits && !taken[i]
 			}
-			if got := room.takeAt(s); got != fits {
+			if got := ranges.takeAt(s); got != fits {
 				t.Fatalf("take %v: %t, want %t", s, got, fits)
 			}
 			if fits {
@@ -64,7 +64,7 @@ func TestFreedRangesMergeAndNeverOverlap(t *testing.T) {
 				spans = append(spans, s)
 			}
 		default:
-			s, ok := room.take(n)
+			s, ok := ranges.take(n)
 			if ok != (n <= run) {
 				t.Fatalf("take %d of a run of %d: %t", n, run, ok)
 			}
@@ -78,10 +78,10 @@ func TestFreedRangesMergeAndNeverOverlap(t *testing.T) {
 		}
 	}
 	for _, s := range spans {
-		room.give(s)
+		ranges.give(s)
 	}
-	if len(room.free) != 1 || room.free[0] != (span{0, size}) {
-		t.Errorf("free at the end: %v", room.free)
+	if len(ranges.free) != 1 || ranges.free[0] != (span{0, size}) {
+		t.Errorf("free at the end: %v", ranges.free)
 	}
 }
 

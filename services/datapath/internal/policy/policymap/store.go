@@ -36,7 +36,7 @@ type tableStore struct {
 	tables map[nodetable.ID]*liveTable
 	ids    numbers
 
-	classRoom, nodeRoom, ruleRoom rangeRoom
+	classRanges, nodeRanges, ruleRanges rangeAllocator
 
 	sets    map[uint32]*addressSet
 	bySum   map[uint64][]*addressSet
@@ -44,9 +44,9 @@ type tableStore struct {
 	sumSeed maphash.Seed
 
 	rows           int // rows in sl_peer
-	rowRoom        int
+	rowLimit       int
 	prefixes       [2]int // entries in sl_cidr4, sl_cidr6
-	prefixRoom     int
+	prefixLimit    int
 	identities     []uint32 // entries of sl_id as they were written
 	identityClass  map[policytable.ClassKey]nodetable.IdentityClass
 	classKey       map[nodetable.IdentityClass]policytable.ClassKey
@@ -111,15 +111,15 @@ func newTableStore(tm tableMaps) *tableStore {
 		tableMaps:      tm,
 		tables:         map[nodetable.ID]*liveTable{},
 		ids:            newNumbers(firstTable, len(tm.tableMem)/tableSize-1),
-		classRoom:      newRangeRoom(len(tm.classMem) / wordStride),
-		nodeRoom:       newRangeRoom(int(tm.ports.MaxEntries())),
-		ruleRoom:       newRangeRoom(int(tm.rules.MaxEntries())),
+		classRanges:    newRangeAllocator(len(tm.classMem) / wordStride),
+		nodeRanges:     newRangeAllocator(int(tm.ports.MaxEntries())),
+		ruleRanges:     newRangeAllocator(int(tm.rules.MaxEntries())),
 		sets:           map[uint32]*addressSet{},
 		bySum:          map[uint64][]*addressSet{},
 		setIDs:         newNumbers(1, 1<<16-1),
 		sumSeed:        maphash.MakeSeed(),
-		rowRoom:        int(tm.peers.MaxEntries()),
-		prefixRoom:     int(tm.cidr4.MaxEntries()),
+		rowLimit:       int(tm.peers.MaxEntries()),
+		prefixLimit:    int(tm.cidr4.MaxEntries()),
 		identities:     make([]uint32, nodetable.ClusterWide+identity.NodeLocalSize),
 		identityClass:  map[policytable.ClassKey]nodetable.IdentityClass{},
 		classKey:       map[nodetable.IdentityClass]policytable.ClassKey{},
@@ -134,7 +134,7 @@ func quarter(size int) int { return size / 4 }
 func reserve(size int) int { return (size + 9) / 10 }
 
 // fitsRange checks a range that a new table needs.
-func fitsRange(mapName string, r *rangeRoom, need int) error {
+func fitsRange(mapName string, r *rangeAllocator, need int) error {
 	free := min(r.available()-reserve(r.size), r.largest())
 	return fits(mapName, need, need, max(free, 0), r.size)
 }
@@ -370,7 +370,7 @@ func (s *tableStore) unref(a *addressSet) error {
 // fitsSet checks the capacity for prefixes of both families.
 func (s *tableStore) fitsSet(count [2]int, kept int) error {
 	for f, n := range count {
-		if err := fits(familyMap[f], n, n, max(s.prefixRoom-kept-s.prefixes[f], 0), s.prefixRoom); err != nil {
+		if err := fits(familyMap[f], n, n, max(s.prefixLimit-kept-s.prefixes[f], 0), s.prefixLimit); err != nil {
 			return err
 		}
 	}

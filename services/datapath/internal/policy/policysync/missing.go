@@ -13,11 +13,11 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// A row without capacity affects only the table that lacks it. The table treats the peers of the
-// row as unknown: every deny rule with a selector matches them, and no allow rule with a selector
-// does. Programs find no row and use the default class of the peer's kind. So the table uses the
-// class of unknown peers for that kind, and other peers of the kind that need no row are unknown to
-// the table, too.
+// If the kernel has no capacity for a row, only the table that needs the row is affected. The table
+// treats the peers of the row as unknown: every deny rule with a selector matches them, and no allow
+// rule with a selector does. The programs find no row for such a peer, and use the table's default
+// class for the peer's kind. Therefore this default becomes the class of unknown peers. It also
+// applies to the other peers of that kind which have no row.
 
 // lacksRow records that the kernel has no capacity for a row of a table.
 func (m *model) lacksRow(t *serviceTable, nc nodetable.IdentityClass) {
@@ -45,9 +45,9 @@ func (m *model) lacks(t *serviceTable, there map[nodetable.IdentityClass]policyt
 	_, t.unsafe = m.defaults(t)
 }
 
-// reduced returns the content of a table with at most room rows. It keeps first the rows whose
+// reduced returns the content of a table with at most limit rows. It keeps first the rows whose
 // peers would be allowed more without them.
-func (m *model) reduced(t *serviceTable, room int) nodetable.Content {
+func (m *model) reduced(t *serviceTable, limit int) nodetable.Content {
 	c := t.content.Clone()
 	unknown := c.DefaultClasses[identity.KindUnknown]
 	unsafe := make(map[policytable.Class]bool)
@@ -65,7 +65,7 @@ func (m *model) reduced(t *serviceTable, room int) nodetable.Content {
 		}
 		return int(x) - int(y)
 	})
-	for _, nc := range all[min(max(room, 0), len(all)):] {
+	for _, nc := range all[min(max(limit, 0), len(all)):] {
 		for kind := range c.DefaultClasses {
 			if m.kinds[nc]>>kind&1 != 0 {
 				c.DefaultClasses[kind] = unknown

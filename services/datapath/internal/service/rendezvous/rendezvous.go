@@ -33,7 +33,7 @@ const (
 	MaxBackends = 1 << MaxBits / LeastSlots
 )
 
-// Bits returns the size of the table for a number of backends, as the binary logarithm of its slots; 0: no table
+// Bits returns the binary logarithm of the number of slots that a table for so many backends has; 0: no table is
 // needed.
 func Bits(backends int) int {
 	if backends <= Members {
@@ -76,7 +76,7 @@ func New(bits int, backends []netip.AddrPort) *Table {
 	return t
 }
 
-// Bits returns the size of the table.
+// Bits returns the binary logarithm of the number of slots; 0 for a nil table.
 func (t *Table) Bits() int {
 	if t == nil {
 		return 0

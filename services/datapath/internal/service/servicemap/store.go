@@ -309,7 +309,7 @@ func (s *store) find(fam int, want *frontend.List) *list {
 	return nil
 }
 
-// wantedTable returns the size of the table that a list needs in bits; 0: none.
+// wantedTable returns the size of the table that a list needs, as rendezvous.Bits does; 0: no table.
 func wantedTable(want *frontend.List) int {
 	if !want.Table {
 		return 0
@@ -407,8 +407,8 @@ func (s *store) reservedMembers(tableBits int) int {
 	return max(reserve(s.nMembers), s.longest(tableBits))
 }
 
-// longest returns the length of the longest run with a table, among existing lists and a table of the given size; 0:
-// none.
+// longest returns the length of the longest run with a table, among the existing lists and a list with a table of
+// tableBits; 0: no list has a table.
 func (s *store) longest(tableBits int) int {
 	for bits := len(s.tables) - 1; bits > tableBits; bits-- {
 		if s.tables[bits] > 0 {

@@ -799,7 +799,7 @@ struct sl_packet {
 	__u8 unknown; /* 1: a lookup found no connection with its key */
 	/* 1: the connection that its translation was counted for has ended or is unknown */
 	__u8 renews;
-	/* 1: the first packet of its connection, or of a hairpin's way back, in this second */
+	/* 1: the first packet of its connection, or of a hairpin's answers, in this second */
 	__u8 first_in_second;
 	__u8 direct; /* 1: its tunnel packet was built by the program */
 	__u16 sending_node; /* ID of the node that sent it through the tunnel; 0: none */

@@ -59,7 +59,7 @@ static __noinline bool store_way_back(struct sl_packet *p)
 }
 
 /*
- * Stores a copy of the way back, with the same key, in sl_answers4 or sl_answers6. If the
+ * Stores a copy of the return translation, with the same key, in sl_answers4 or sl_answers6. If the
  * translation is lost and the pod's server is the next to send, find_service uses the copy. It
  * counts against the pod's share; without it, the hairpin works until the map evicts the
  * translation. Called once a second, because nothing else would renew the copy.

@@ -238,8 +238,8 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
 /* Answer of a backend on another node, sent to an address of this node. */
 #define SL_XL_NAT 1
 /* In sl_answers4 and sl_answers6: an answer of a backend that has answered before. The value
- * restores what the connection had asked for if the connection's entry is lost. See answers.h.
- * With back: a copy of a hairpin's way back. See hairpin.h.
+ * restores the requested address and port if the connection's entry is lost. See answers.h.
+ * With back: a copy of a hairpin's return translation. See hairpin.h.
  */
 #define SL_XL_ANSWERS 2
 /* In sl_answers4 and sl_answers6: as SL_XL_NAT, stored once the backend has answered, in case the
@@ -317,9 +317,9 @@ _Static_assert(sizeof(struct sl_share) == 8, "one word");
 #define SL_PROVEN_BUCKETS 1024 /* per family */
 /*
  * Bitmaps of ports, not counts. If a port's bit is 0, no record of that kind has the port, and
- * programs skip the lookup. Answers of services are indexed by the backend's port, addresses that
- * pods have asked by the host's port, and lost claims by the node's port. A bit is set before the
- * first record is stored, and is never cleared.
+ * programs skip the lookup. The port is the backend's for records of answers (SL_XL_ANSWERS), the
+ * host's for records of requested addresses (asked.h), and the node's for copies of claims
+ * (SL_XL_CLAIMED). A bit is set before the first record is stored, and is never cleared.
  */
 #define SL_COUNT_ANSWERED (SL_COUNT_PROVEN_BY + 2 * SL_PROVEN_BUCKETS)
 #define SL_COUNT_ASKED (SL_COUNT_ANSWERED + SL_PORT_CELLS)

@@ -113,7 +113,7 @@ static __always_inline struct sl_xl *find_answer(__u8 family, __u8 zone)
 	return bpf_map_lookup_elem(&sl_answers6, &own->xl6);
 }
 
-/* Looks up the answer record of a port of the node, if any port has one: replaces a lost claim. */
+/* Looks up the copy of the claim of a node's port, which replaces the claim if that is lost. */
 static __always_inline struct sl_xl *find_claimed(__u8 family, __u16 port)
 {
 	return may_have_port(SL_COUNT_CLAIMED, port) ? find_answer(family, SL_XL_CLAIMED) : NULL;
@@ -515,7 +515,7 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 		return SL_CONTINUE;
 	write_arriving_key(p);
 	xl = find_translation(p->family);
-	/* the copy of a hairpin's way back: see keep_way_back */
+	/* the copy of a hairpin's return translation: see keep_way_back */
 	if (SL_OF_PODS && !xl && is_hairpin_address(p->dst, p->family))
 		xl = find_answer(p->family, SL_XL_ANSWERS);
 	if (!xl || (begins(p) && !xl->back) || !leads_on(p, xl))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/kernelmaps"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
@@ -25,7 +26,7 @@ import (
 )
 
 // await returns the first event that matches.
-func (w *world) await(reader *observe.Reader, wanted func(observe.Event) bool) observe.Event {
+func (w *world) await(reader *observe.Reader, wanted func(flow.Event) bool) flow.Event {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
@@ -46,7 +47,7 @@ func TestKernelObserversSeeRepairs(t *testing.T) {
 	a := w.pod("a")
 	reader := w.node.Observation.Ring.Tail()
 	w.deleteClsact(a)
-	e := w.await(reader, func(e observe.Event) bool { return e.Type == observe.Repair })
+	e := w.await(reader, func(e flow.Event) bool { return e.Type == flow.Repair })
 	if e.From.Owner != a.owner || e.From.Slot != a.ep.Slot || e.SourceIdentity != a.ep.Identity.Number ||
 		e.Repair.Subject != endpoint.SubjectQdisc && e.Repair.Subject != endpoint.SubjectFilter || e.Repair.Device == "" || e.Repair.Err != "" {
 		t.Errorf("event %+v", e)
@@ -67,7 +68,7 @@ func TestKernelLossIsToldThoughNoEventFollows(t *testing.T) {
 	}
 	sent := w.counted(event.SpoofedIP) - before
 	seen, lost := uint64(0), uint64(0)
-	w.await(reader, func(e observe.Event) bool {
+	w.await(reader, func(e flow.Event) bool {
 		if e.Reason == uint32(event.SpoofedIP) {
 			seen++
 		}
@@ -90,10 +91,10 @@ func TestKernelConnectionIsReportedTrackedAndExplained(t *testing.T) {
 		if err := talk(a.ns, addr, patience); err != nil {
 			t.Fatal(err)
 		}
-		e := w.await(reader, func(e observe.Event) bool { return e.Type == observe.PolicyVerdict && e.Destination == addr })
-		if e.From.Owner != a.owner || e.To.Owner != b.owner || e.Verdict != observe.Forwarded || e.Reply ||
+		e := w.await(reader, func(e flow.Event) bool { return e.Type == flow.PolicyVerdict && e.Destination == addr })
+		if e.From.Owner != a.owner || e.To.Owner != b.owner || e.Verdict != flow.Forwarded || e.Reply ||
 			e.Sender.Slot != a.ep.Slot || e.Receiver.Slot != b.ep.Slot || e.Sender.By == 0 ||
-			e.Receiver.Verdict != observe.Forwarded {
+			e.Receiver.Verdict != flow.Forwarded {
 			t.Errorf("event %+v", e)
 		}
 		x, err := w.node.Observation.Explainer.Explain(conntrack.Tuple{Initiator: e.Source, Responder: addr, Protocol: e.Protocol})

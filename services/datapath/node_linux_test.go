@@ -24,13 +24,13 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns/netnstest"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
 
 func TestKernelPodsTalkThroughTheProgramsAlone(t *testing.T) {
@@ -166,7 +166,7 @@ func TestKernelSpoofedSourceIsDroppedWithItsReason(t *testing.T) {
 		if e.Reason != uint32(event.SpoofedIP) {
 			continue
 		}
-		if e.From.Owner != a.owner || e.Verdict != observe.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
+		if e.From.Owner != a.owner || e.Verdict != flow.Dropped || !e.Egress || e.Source.Addr().String() != "10.99.0.77" {
 			t.Errorf("event %+v, want one about %s", e, a.owner)
 		}
 		return

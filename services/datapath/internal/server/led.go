@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
@@ -69,7 +69,7 @@ func targetsOf(fs []servicemap.Frontend, services map[string]bool) map[target]bo
 }
 
 // findBackends makes criteria about services match packets to their backends, too.
-func (s *Server) findBackends(c *observe.Criteria) {
+func (s *Server) findBackends(c *flow.Criteria) {
 	if len(c.Services) == 0 || s.Services == nil {
 		return
 	}

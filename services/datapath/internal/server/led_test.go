@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/model/frontend"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
@@ -56,22 +56,22 @@ func TestBackendsOfAServiceAreThoseThatItHasNow(t *testing.T) {
 // connection whose socket selected a backend, and nothing that was sent to another service.
 func TestObserveServiceShowsPacketsToItsBackends(t *testing.T) {
 	backend, client := netip.MustParseAddrPort("10.244.0.2:8080"), netip.MustParseAddrPort("10.244.0.9:40000")
-	c := observe.Criteria{
+	c := flow.Criteria{
 		Services: map[string]bool{"shop/web": true},
 		Backend:  func(at netip.AddrPort, protocol uint8) bool { return at == backend && protocol == 6 },
 	}
 	asked := netip.MustParseAddrPort("10.96.0.1:80")
 	for name, e := range map[string]struct {
-		observe.Event
+		flow.Event
 		want bool
 	}{
-		"to the backend":        {observe.Event{Source: client, Destination: backend, Protocol: 6}, true},
-		"its answer":            {observe.Event{Source: backend, Destination: client, Protocol: 6, Reply: true}, true},
-		"from the backend":      {observe.Event{Source: backend, Destination: client, Protocol: 6}, false},
-		"by another protocol":   {observe.Event{Source: client, Destination: backend, Protocol: 17}, false},
-		"asked for the service": {observe.Event{Destination: client, Original: asked, Service: "shop/web:http"}, true},
+		"to the backend":        {flow.Event{Source: client, Destination: backend, Protocol: 6}, true},
+		"its answer":            {flow.Event{Source: backend, Destination: client, Protocol: 6, Reply: true}, true},
+		"from the backend":      {flow.Event{Source: backend, Destination: client, Protocol: 6}, false},
+		"by another protocol":   {flow.Event{Source: client, Destination: backend, Protocol: 17}, false},
+		"asked for the service": {flow.Event{Destination: client, Original: asked, Service: "shop/web:http"}, true},
 		"asked for another": {
-			observe.Event{Destination: backend, Protocol: 6, Original: asked, Service: "shop/api"}, false,
+			flow.Event{Destination: backend, Protocol: 6, Original: asked, Service: "shop/api"}, false,
 		},
 	} {
 		if got := c.Match(e.Event, nil); got != e.want {

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -17,12 +18,14 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/proto/wire/flowwire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
@@ -85,6 +88,15 @@ func (s *Server) Observe(r *datapathv1.ObserveRequest, stream grpc.ServerStreami
 	}
 }
 
+// filterOf returns the filter of a request.
+func filterOf(r *datapathv1.ObserveRequest) (flow.Filter, error) {
+	f, err := flowwire.FilterOf(r)
+	if field := (*flowwire.FieldError)(nil); errors.As(err, &field) {
+		err = &endpoint.FieldError{Field: field.Field, Reason: field.Reason}
+	}
+	return f, err
+}
+
 // readerOf returns a reader at the position of the request. known is false if the last event of the caller does not
 // belong to this process.
 func (s *Server) readerOf(r *datapathv1.ObserveRequest) (reader *observe.Reader, known bool, err error) {
@@ -109,14 +121,14 @@ func (s *Server) readerOf(r *datapathv1.ObserveRequest) (reader *observe.Reader,
 type observing struct {
 	*Server
 
-	filter observe.Filter
+	filter flow.Filter
 	reader *observe.Reader
 	stream grpc.ServerStreamingServer[datapathv1.ObserveResponse]
 }
 
 // noted is an event with the losses right before it.
 type noted struct {
-	event        observe.Event
+	event        flow.Event
 	passes       bool
 	missed, lost uint64
 }
@@ -193,35 +205,6 @@ func lost(source datapathv1.LossSource, count uint64) *datapathv1.ObserveRespons
 	}}
 }
 
-var (
-	verdicts = map[datapathv1.Verdict]observe.Verdict{
-		datapathv1.Verdict_VERDICT_FORWARDED: observe.Forwarded, datapathv1.Verdict_VERDICT_DROPPED: observe.Dropped,
-		datapathv1.Verdict_VERDICT_AUDITED: observe.Audited, datapathv1.Verdict_VERDICT_REDIRECTED: observe.Redirected,
-	}
-	types = map[datapathv1.FlowType]observe.Type{
-		datapathv1.FlowType_FLOW_TYPE_DROP: observe.Drop, datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT: observe.PolicyVerdict,
-		datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED: observe.Closed,
-	}
-)
-
-func protoVerdict(v observe.Verdict) datapathv1.Verdict {
-	for p, o := range verdicts {
-		if o == v {
-			return p
-		}
-	}
-	return datapathv1.Verdict_VERDICT_UNSPECIFIED
-}
-
-func protoType(t observe.Type) datapathv1.FlowType {
-	for p, o := range types {
-		if o == t {
-			return p
-		}
-	}
-	return datapathv1.FlowType_FLOW_TYPE_UNSPECIFIED
-}
-
 // Rules maps the numbers of rules and epochs to policies. A replaced epoch may already be forgotten.
 type Rules = event.Policies
 
@@ -246,8 +229,8 @@ func (s *Server) nodeName() string {
 	return s.Facts.NodeName
 }
 
-func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.ObserveResponse {
-	if e.Type == observe.Repair {
+func (s *Server) observed(ctx context.Context, e flow.Event) *datapathv1.ObserveResponse {
+	if e.Type == flow.Repair {
 		return &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{Repair: &datapathv1.AttachmentRepair{
 			Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.nodeName(),
 			EndpointIndex: uint32(e.From.Slot), Slot: uint32(e.From.Slot), //nolint:staticcheck // callers of the earlier name read it
@@ -258,8 +241,9 @@ func (s *Server) observed(ctx context.Context, e observe.Event) *datapathv1.Obse
 		}}}
 	}
 	f := &datapathv1.Flow{
-		Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.nodeName(), Type: protoType(e.Type),
-		Verdict: protoVerdict(e.Verdict), Reason: datapathv1.Reason(e.Reason), Direction: direction(e.Egress), Reply: e.Reply,
+		Time: timestamppb.New(e.Time), Uuid: uuid(e.ID), NodeName: s.nodeName(), Type: flowwire.Type(e.Type),
+		Verdict: flowwire.Verdict(e.Verdict), Reason: datapathv1.Reason(e.Reason), Direction: direction(e.Egress),
+		Reply:       e.Reply,
 		Source:      s.end(ctx, e.From, e.Source, e.SourceIdentity),
 		Destination: s.end(ctx, e.To, e.Destination, e.DestinationIdentity),
 		Protocol:    netv1.Protocol(e.Protocol), TcpFlags: uint32(e.TCPFlags), Length: e.Length, Ethertype: uint32(e.EtherType),
@@ -302,7 +286,7 @@ func (s *Server) nodeText(number uint16) string {
 	return fmt.Sprintf("#%d", number)
 }
 
-func (s *Server) end(ctx context.Context, e observe.End, at netip.AddrPort, identity uint32) *datapathv1.FlowEnd {
+func (s *Server) end(ctx context.Context, e flow.End, at netip.AddrPort, identity uint32) *datapathv1.FlowEnd {
 	end := &datapathv1.FlowEnd{
 		Address: wire.Address(at.Addr()), Port: uint32(at.Port()), Identity: identity, Labels: s.labelsOf(ctx, identity),
 		Pod: wire.Pod(e.Pod), EndpointIndex: uint32(e.Slot),
@@ -314,12 +298,12 @@ func (s *Server) end(ctx context.Context, e observe.End, at netip.AddrPort, iden
 }
 
 // side converts the verdict of a side; nil if the side was not evaluated.
-func (s *Server) side(o observe.Side, egress bool) *datapathv1.SideVerdict {
+func (s *Server) side(o flow.Side, egress bool) *datapathv1.SideVerdict {
 	if o.By == 0 {
 		return nil
 	}
 	v := &datapathv1.SideVerdict{
-		Verdict: protoVerdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Epoch: o.Epoch,
+		Verdict: flowwire.Verdict(o.Verdict), Rule: uint32(o.Rule), Table: uint32(o.Table), Epoch: o.Epoch,
 		DecidedBy: netv1.DecidedBy(o.By), Revision: o.Revision, RuleSources: o.Sources, Proxy: netv1.Proxy(o.Proxy),
 	}
 	// Names that were unknown when the event was read may be known now: after a restart of the datapath, the policy

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -73,18 +74,18 @@ func TestObserveFilterHasEveryCriterion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !f.Pods[observe.Pod{Namespace: "shop", Name: "web-0"}] || !f.Source.Identities[301] || !f.Source.Ports[81] ||
+	if !f.Pods[flow.Pod{Namespace: "shop", Name: "web-0"}] || !f.Source.Identities[301] || !f.Source.Ports[81] ||
 		f.Destination.Prefixes[0] != netip.MustParsePrefix("10.1.0.0/16") ||
-		!f.Destination.Pods[observe.Pod{Namespace: "a", Name: "b"}] || len(f.Excluded) != 2 || !f.Excluded[0].Ports[82] ||
-		!f.Excluded[1].Verdicts[observe.Forwarded] || !f.Until.Equal(time.Unix(9, 0)) {
+		!f.Destination.Pods[flow.Pod{Namespace: "a", Name: "b"}] || len(f.Excluded) != 2 || !f.Excluded[0].Ports[82] ||
+		!f.Excluded[1].Verdicts[flow.Forwarded] || !f.Until.Equal(time.Unix(9, 0)) {
 		t.Errorf("%+v", f)
 	}
 	if !f.Owners[workload.Owner{ContainerID: "a", Interface: "eth0"}] || !f.Identities[300] ||
 		f.Prefixes[0] != netip.MustParsePrefix("10.0.0.0/8") ||
 		!f.Reasons[uint32(event.NoRoute)] ||
-		f.Egress == nil || *f.Egress || !f.Protocols[6] || !f.Ports[80] || !f.Verdicts[observe.Audited] || !f.Types[observe.PolicyVerdict] ||
+		f.Egress == nil || *f.Egress || !f.Protocols[6] || !f.Ports[80] || !f.Verdicts[flow.Audited] || !f.Types[flow.PolicyVerdict] ||
 		!f.Services["shop/web"] ||
-		!reflect.DeepEqual(f.Selectors, []observe.Selector{{
+		!reflect.DeepEqual(f.Selectors, []flow.Selector{{
 			{Source: "k8s", Key: "app", Values: map[string]bool{"web": true, "db": true}},
 			{Key: "tier"},
 			{Key: "canary", Not: true},
@@ -205,19 +206,19 @@ func labelled() *observe.Labels {
 func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "node-1"}}
 	now := time.Unix(1000, 0)
-	got := s.observed(t.Context(), observe.Event{
-		Type: observe.PolicyVerdict, Time: now, Reason: uint32(event.PolicyDenied), Egress: true,
-		Verdict: observe.Dropped,
-		From: observe.End{
+	got := s.observed(t.Context(), flow.Event{
+		Type: flow.PolicyVerdict, Time: now, Reason: uint32(event.PolicyDenied), Egress: true,
+		Verdict: flow.Dropped,
+		From: flow.End{
 			Slot: 1, Owner: workload.Owner{ContainerID: "a", Interface: "eth0"},
 			Pod: workload.PodReference{Namespace: "shop", Name: "web-0", UID: "u"},
 		},
-		To:       observe.End{Slot: 2}, // removed meanwhile
+		To:       flow.End{Slot: 2}, // removed meanwhile
 		Protocol: 6, TCPFlags: 2, Reply: true, Ifindex: 7, ID: [16]byte{0: 1, 6: 0x8f, 8: 0x80, 15: 9},
 		Source: netip.MustParseAddrPort("10.0.0.1:1000"), Destination: netip.MustParseAddrPort("10.0.0.2:80"),
 		SourceIdentity: 300, DestinationIdentity: 400, Length: 60, EtherType: 0x0800,
-		Sender:   observe.Side{By: uint8(event.ByRule), Verdict: observe.Forwarded, Rule: 7, Table: 16, Epoch: 21, Slot: 1},
-		Receiver: observe.Side{By: uint8(event.ByDefault), Verdict: observe.Dropped, Table: 17, Epoch: 22, Slot: 2},
+		Sender:   flow.Side{By: uint8(event.ByRule), Verdict: flow.Forwarded, Rule: 7, Table: 16, Epoch: 21, Slot: 1},
+		Receiver: flow.Side{By: uint8(event.ByDefault), Verdict: flow.Dropped, Table: 17, Epoch: 22, Slot: 2},
 		Original: netip.MustParseAddrPort("10.96.0.1:8000"), Service: "shop/web:http",
 	}).GetFlow()
 	want := &datapathv1.Flow{
@@ -245,7 +246,7 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		t.Errorf("flow\n got %v\nwant %v", got, want)
 	}
 	// Names that were resolved when the event was read are kept, even if the numbers have another meaning now.
-	side := s.side(observe.Side{
+	side := s.side(flow.Side{
 		By: uint8(event.ByRule), Rule: 7, Epoch: 20, Slot: 1, Revision: 41, Sources: []string{"NetworkPolicy shop/old"},
 		Proxy: 1,
 	}, true)
@@ -254,13 +255,13 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 		t.Errorf("side %v", side)
 	}
 	// a side that was not evaluated has no verdict
-	f := s.observed(t.Context(), observe.Event{Type: observe.Drop, Verdict: observe.Dropped}).GetFlow()
+	f := s.observed(t.Context(), flow.Event{Type: flow.Drop, Verdict: flow.Dropped}).GetFlow()
 	if f.GetEgress() != nil || f.GetIngress() != nil || f.GetSource().GetLabels() != nil || f.GetIcmp() != nil ||
 		f.GetOriginalDestinationAddress() != "" {
 		t.Errorf("without sides: %v", f)
 	}
-	f = s.observed(t.Context(), observe.Event{
-		Type: observe.Drop, Protocol: 58, Source: netip.MustParseAddrPort("[fd00::1]:5"),
+	f = s.observed(t.Context(), flow.Event{
+		Type: flow.Drop, Protocol: 58, Source: netip.MustParseAddrPort("[fd00::1]:5"),
 		Destination: netip.MustParseAddrPort("[fd00::2]:32769"),
 	}).GetFlow()
 	if f.GetIcmp().GetType() != 128 || f.GetIcmp().GetCode() != 1 || f.GetSource().GetPort() != 0 ||
@@ -270,10 +271,10 @@ func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
 }
 
 func TestRepairIsAMessageOfItsOwn(t *testing.T) {
-	got := (&Server{}).observed(t.Context(), observe.Event{
-		Type: observe.Repair, Time: time.Unix(5, 0), SourceIdentity: 300,
-		From: observe.End{Slot: 3, Owner: workload.Owner{ContainerID: "a", Interface: "eth0"}},
-		Repair: observe.RepairDetails{
+	got := (&Server{}).observed(t.Context(), flow.Event{
+		Type: flow.Repair, Time: time.Unix(5, 0), SourceIdentity: 300,
+		From: flow.End{Slot: 3, Owner: workload.Owner{ContainerID: "a", Interface: "eth0"}},
+		Repair: flow.RepairDetails{
 			Subject: "filter", Device: "sl1", Want: "sluice_from_pod", Have: "nothing", Err: "no capacity",
 		},
 	}).GetRepair()
@@ -296,10 +297,10 @@ func TestEventsNameTheNodeAsIdentityDoes(t *testing.T) {
 	name := ""
 	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "host"}, Named: func() string { return name }}
 	for _, want := range []string{"host", "node-1"} { // the configured name until identity has answered
-		if got := s.observed(t.Context(), observe.Event{}).GetFlow().GetNodeName(); got != want {
+		if got := s.observed(t.Context(), flow.Event{}).GetFlow().GetNodeName(); got != want {
 			t.Errorf("a flow has %q, want %q", got, want)
 		}
-		if got := s.observed(t.Context(), observe.Event{Type: observe.Repair}).GetRepair().GetNodeName(); got != want {
+		if got := s.observed(t.Context(), flow.Event{Type: flow.Repair}).GetRepair().GetNodeName(); got != want {
 			t.Errorf("a repair has %q, want %q", got, want)
 		}
 		name = "node-1"

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/model/flow"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
@@ -51,13 +52,15 @@ func (s *observeStream) Send(r *datapathv1.ObserveResponse) error {
 func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 	ring := observe.NewRing()
 	add := func(n uint32, reason event.Reason, kernelLost uint32) {
-		ring.Add(observe.Event{Type: observe.Drop, Reason: uint32(reason), Length: n, KernelLost: kernelLost, Time: time.Unix(int64(n), 0)})
+		ring.Add(flow.Event{
+			Type: flow.Drop, Reason: uint32(reason), Length: n, KernelLost: kernelLost, Time: time.Unix(int64(n), 0),
+		})
 	}
 	add(1, event.NoRoute, 0)
 	add(2, event.SpoofedIP, 7)
-	ring.Add(observe.Event{Type: observe.Repair, Time: time.Unix(2, 0)})
+	ring.Add(flow.Event{Type: flow.Repair, Time: time.Unix(2, 0)})
 	add(3, event.NoRoute, 9)
-	ring.Add(observe.Event{KernelLost: 5, Time: time.Unix(4, 0)}) // the end of a flood
+	ring.Add(flow.Event{KernelLost: 5, Time: time.Unix(4, 0)}) // the end of a flood
 	s := &Server{Ring: ring}
 	for name, c := range map[string]struct {
 		r    *datapathv1.ObserveRequest
@@ -145,7 +148,7 @@ func TestObserveEndsThoughEventsNeverPause(t *testing.T) {
 			&observeStream{ctx: t.Context()})
 	}()
 	for n := int64(200); ; n++ {
-		ring.Add(observe.Event{Type: observe.Drop, Time: time.Unix(n, 0)})
+		ring.Add(flow.Event{Type: flow.Drop, Time: time.Unix(n, 0)})
 		select {
 		case err := <-ended:
 			if err != nil {
@@ -159,7 +162,7 @@ func TestObserveEndsThoughEventsNeverPause(t *testing.T) {
 
 func TestObserveFollowsUntilTheCallerGoes(t *testing.T) {
 	ring := observe.NewRing()
-	ring.Add(observe.Event{Type: observe.Drop, Length: 1, Time: time.Unix(1, 0)})
+	ring.Add(flow.Event{Type: flow.Drop, Length: 1, Time: time.Unix(1, 0)})
 	s := &Server{Ring: ring}
 	ctx, cancel := context.WithCancel(t.Context())
 	stream := &observeStream{ctx: ctx}
@@ -172,7 +175,7 @@ func TestObserveFollowsUntilTheCallerGoes(t *testing.T) {
 	go func() { ended <- s.Observe(&datapathv1.ObserveRequest{Follow: true}, stream) }()
 	var err error
 	for n := uint32(2); err == nil; n++ {
-		ring.Add(observe.Event{Type: observe.Drop, Length: n, Time: time.Unix(int64(n), 0)})
+		ring.Add(flow.Event{Type: flow.Drop, Length: n, Time: time.Unix(int64(n), 0)})
 		select {
 		case err = <-ended:
 		default:

@@ -11,26 +11,27 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
 
 // Observed converts the verdict of one side for observers; empty if the side was not evaluated.
-func (s SideVerdict) Observed(slot endpointmap.ID) observe.Side {
+func (s SideVerdict) Observed(slot endpointmap.ID) flow.Side {
 	if s.By == ByNobody {
-		return observe.Side{}
+		return flow.Side{}
 	}
-	o := observe.Side{
-		By: uint8(s.By), Verdict: observe.Dropped, Rule: s.Rule, Table: uint16(s.Table), Epoch: s.Epoch, Slot: slot,
+	o := flow.Side{
+		By: uint8(s.By), Verdict: flow.Dropped, Rule: s.Rule, Table: uint16(s.Table), Epoch: s.Epoch, Slot: slot,
 	}
 	switch {
 	case s.Audited:
-		o.Verdict = observe.Audited
+		o.Verdict = flow.Audited
 	case s.Redirects():
-		o.Verdict = observe.Redirected
+		o.Verdict = flow.Redirected
 	case s.Action == ActionAllow:
-		o.Verdict = observe.Forwarded
+		o.Verdict = flow.Forwarded
 	}
 	return o
 }
@@ -102,7 +103,7 @@ func (es *Events) Observe(ctx context.Context, names Names, ring *observe.Ring) 
 			}
 			lost, told = total-told, total
 		}
-		o := observe.Event{Time: time.Now()}
+		o := flow.Event{Time: time.Now()}
 		if !quiet {
 			o = e.observed(names)
 		}
@@ -119,9 +120,9 @@ func readWithin(ctx context.Context, r *Reader, d time.Duration) (Event, error) 
 	return r.Read(ctx)
 }
 
-func (e Event) observed(names Names) observe.Event {
-	o := observe.Event{
-		Type: observe.Type(e.Type), Time: e.Time, Reason: uint32(e.Reason), Egress: e.Direction == Egress,
+func (e Event) observed(names Names) flow.Event {
+	o := flow.Event{
+		Type: flow.Type(e.Type), Time: e.Time, Reason: uint32(e.Reason), Egress: e.Direction == Egress,
 		Verdict: e.verdict(),
 		Source:  e.Source, Destination: e.Destination, Protocol: e.Protocol, TCPFlags: e.TCPFlags,
 		SourceIdentity: uint32(e.SourceIdentity), DestinationIdentity: uint32(e.DestinationIdentity),
@@ -141,7 +142,7 @@ func (e Event) observed(names Names) observe.Event {
 }
 
 // side adds the policy revision and the rule's source locations and proxy.
-func (n Names) side(s observe.Side, egress bool) observe.Side {
+func (n Names) side(s flow.Side, egress bool) flow.Side {
 	if n.Policies == nil || s.By == 0 {
 		return s
 	}
@@ -155,22 +156,22 @@ func (n Names) side(s observe.Side, egress bool) observe.Side {
 	return s
 }
 
-func endOf(owners Owners, slot endpointmap.ID) observe.End {
+func endOf(owners Owners, slot endpointmap.ID) flow.End {
 	if slot == endpointmap.NoID {
-		return observe.End{}
+		return flow.End{}
 	}
 	spec, _ := owners.SpecOfSlot(slot)
-	return observe.End{Slot: slot, Owner: spec.Owner, Pod: spec.Pod}
+	return flow.End{Slot: slot, Owner: spec.Owner, Pod: spec.Pod}
 }
 
-func (e Event) verdict() observe.Verdict {
+func (e Event) verdict() flow.Verdict {
 	switch {
 	case e.Reason.Dropped():
-		return observe.Dropped
+		return flow.Dropped
 	case e.Egress.Audited || e.Ingress.Audited:
-		return observe.Audited
+		return flow.Audited
 	case e.Egress.Redirects() || e.Ingress.Redirects():
-		return observe.Redirected
+		return flow.Redirected
 	}
-	return observe.Forwarded
+	return flow.Forwarded
 }

@@ -12,105 +12,12 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"net/netip"
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
-
-// Type is the type of an event.
-type Type uint8
-
-// Types of events. An event without a type only reports a loss.
-const (
-	// Drop is a dropped packet.
-	Drop Type = iota + 1
-	// PolicyVerdict is the evaluation of a connection.
-	PolicyVerdict
-	// Closed is the end of a connection.
-	Closed
-	// Repair is the repair of a program that was detached from an endpoint's device.
-	Repair
-)
-
-// Verdict is the verdict on a packet.
-type Verdict uint8
-
-const (
-	Forwarded Verdict = iota + 1
-	Dropped
-	Audited
-	Redirected
-)
-
-// Side is the verdict of one side's policy. By is 0 if it was not evaluated.
-type Side struct {
-	By      uint8 // origin of the verdict, with the number that programs and API use
-	Verdict Verdict
-	Rule    uint16
-	Table   uint16
-	Epoch   uint32
-	// Slot is the endpoint ID of the policy's endpoint.
-	Slot uint16
-	// Revision of the policy, Sources of the rule and its Proxy, resolved when the event was read; zero if they were
-	// unknown. They cannot be resolved later, because policies are forgotten earlier than events.
-	Revision uint64
-	Sources  []string
-	Proxy    uint16
-}
-
-// End is an endpoint of this node at one end of a packet; zero if that end is not local.
-type End struct {
-	Slot  uint16
-	Owner workload.Owner        // zero if the endpoint was removed
-	Pod   workload.PodReference // zero without Kubernetes
-}
-
-// Event is a report about one packet, or a repair.
-type Event struct {
-	Type                Type
-	Time                time.Time
-	Reason              uint32 // the number that programs and API use
-	Egress              bool   // direction seen from the endpoint
-	Verdict             Verdict
-	ID                  [16]byte // UUID, assigned by Ring.Add
-	From, To            End
-	Ifindex             uint32 // device where the packet was seen
-	Source, Destination netip.AddrPort
-	// Original is the destination before the translation to a backend of a service; invalid if the packet was not
-	// translated.
-	Original netip.AddrPort
-	// Service is the service of the original destination when the packet was seen, as "shop/web:http"; empty if unknown.
-	Service                             string
-	Protocol                            uint8
-	TCPFlags                            uint8
-	SourceIdentity, DestinationIdentity uint32
-	Length                              uint32
-	SourceMAC                           [6]byte
-	// Node is the node ID of the other node at one end; 0: none.
-	Node      uint16
-	EtherType uint16
-	// Sender and Receiver are the sides of the connection's first packet. With Reply, the packet travels in the opposite
-	// direction.
-	Sender, Receiver Side
-	Reply            bool
-	// Repair is only set for that type; From and SourceIdentity then describe the endpoint.
-	Repair RepairDetails
-	// KernelLost is the number of events that the kernel dropped before this one.
-	KernelLost uint32
-}
-
-// RepairDetails describe the difference of an attachment.
-type RepairDetails struct {
-	Subject string // "filter" or "qdisc"
-	Device  string
-	Want    string
-	Have    string
-	// Err is the error of the repair; empty if it succeeded.
-	Err string
-}
 
 // Size is the number of events in the ring.
 const Size = 4096
@@ -118,7 +25,7 @@ const Size = 4096
 // Ring holds the last Size events.
 type Ring struct {
 	mu      sync.Mutex
-	events  []Event       // guarded by mu
+	events  []flow.Event  // guarded by mu
 	next    uint64        // guarded by mu; sequence number of the next event, from 0
 	arrived chan struct{} // guarded by mu; closed and replaced at each event
 	lost    uint64        // guarded by mu; dropped by the kernel
@@ -127,7 +34,7 @@ type Ring struct {
 
 // NewRing returns an empty ring.
 func NewRing() *Ring {
-	r := &Ring{events: make([]Event, 0, Size), arrived: make(chan struct{})}
+	r := &Ring{events: make([]flow.Event, 0, Size), arrived: make(chan struct{})}
 	rand.Read(r.run[:]) // never fails
 	return r
 }
@@ -141,7 +48,7 @@ func (r *Ring) id(number uint64) (id [16]byte) {
 }
 
 // Add appends an event and assigns its ID. It does not block.
-func (r *Ring) Add(e Event) {
+func (r *Ring) Add(e flow.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e.ID = r.id(r.next)
@@ -158,10 +65,10 @@ func (r *Ring) Add(e Event) {
 
 // AddRepair appends an event about the repair of a program, or about its failure.
 func (r *Ring) AddRepair(e endpoint.Endpoint, d endpoint.Difference, err error) {
-	o := Event{
-		Type: Repair, Time: time.Now(), SourceIdentity: e.Identity.Number,
-		From:   End{Slot: e.Slot, Owner: e.Spec.Owner, Pod: e.Spec.Pod},
-		Repair: RepairDetails{Subject: d.Subject, Device: d.Key, Want: d.Want, Have: d.Have},
+	o := flow.Event{
+		Type: flow.Repair, Time: time.Now(), SourceIdentity: e.Identity.Number,
+		From:   flow.End{Slot: e.Slot, Owner: e.Spec.Owner, Pod: e.Spec.Pod},
+		Repair: flow.RepairDetails{Subject: d.Subject, Device: d.Key, Want: d.Want, Have: d.Have},
 	}
 	if err != nil {
 		o.Repair.Err = err.Error()
@@ -236,7 +143,7 @@ func (rd *Reader) Before(number uint64) bool { return rd.next < number }
 
 // Next returns the next event, and the number of events missed right before it. Without a new event, it returns ok
 // false, or with wait, blocks until an event arrives or ctx ends.
-func (rd *Reader) Next(ctx context.Context, wait bool) (e Event, missed uint64, ok bool, err error) {
+func (rd *Reader) Next(ctx context.Context, wait bool) (e flow.Event, missed uint64, ok bool, err error) {
 	for {
 		rd.ring.mu.Lock()
 		if first := rd.ring.oldest(); rd.next < first {
@@ -252,12 +159,12 @@ func (rd *Reader) Next(ctx context.Context, wait bool) (e Event, missed uint64, 
 		news := rd.ring.arrived
 		rd.ring.mu.Unlock()
 		if !wait {
-			return Event{}, missed, false, nil
+			return flow.Event{}, missed, false, nil
 		}
 		select {
 		case <-news:
 		case <-ctx.Done():
-			return Event{}, missed, false, ctx.Err()
+			return flow.Event{}, missed, false, ctx.Err()
 		}
 	}
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package server
+// Package flowwire converts events of the programs, and filters of events, from their messages.
+package flowwire
 
 import (
 	"fmt"
@@ -9,12 +10,11 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-net/sluice/model/flow"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
 
 // criteria are the fields that a request and its exclusions have in common.
@@ -35,7 +35,14 @@ type criteria interface {
 	GetDestination() *datapathv1.FlowEndCriteria
 }
 
-func filterOf(r *datapathv1.ObserveRequest) (f observe.Filter, err error) {
+// FieldError is a mistake in a field of a request.
+type FieldError struct{ Field, Reason string }
+
+// Error implements error.
+func (e *FieldError) Error() string { return e.Field + ": " + e.Reason }
+
+// FilterOf returns the filter of a request. An error is a FieldError. The criteria of services have no Backend.
+func FilterOf(r *datapathv1.ObserveRequest) (f flow.Filter, err error) {
 	if f.Criteria, err = criteriaOf("", r); err != nil {
 		return f, err
 	}
@@ -46,7 +53,7 @@ func filterOf(r *datapathv1.ObserveRequest) (f observe.Filter, err error) {
 			return f, err
 		}
 		if c.Empty() {
-			return f, &endpoint.FieldError{Field: field, Reason: "has no criterion, and would leave everything out"}
+			return f, &FieldError{Field: field, Reason: "has no criterion, and would leave everything out"}
 		}
 		f.Excluded = append(f.Excluded, c)
 	}
@@ -57,7 +64,7 @@ func filterOf(r *datapathv1.ObserveRequest) (f observe.Filter, err error) {
 }
 
 // criteriaOf converts criteria; at is the prefix of their field names.
-func criteriaOf(at string, r criteria) (c observe.Criteria, err error) {
+func criteriaOf(at string, r criteria) (c flow.Criteria, err error) {
 	if c.Prefixes, err = prefixesOf(at, r.GetPrefixes()); err != nil {
 		return c, err
 	}
@@ -72,8 +79,8 @@ func criteriaOf(at string, r criteria) (c observe.Criteria, err error) {
 	c.Reasons = setOf(r.GetReasons(), func(reason datapathv1.Reason) uint32 { return uint32(reason) })
 	c.Protocols = setOf(r.GetProtocols(), func(p netv1.Protocol) uint8 { return uint8(p) })
 	c.Ports = setOf(r.GetPorts(), portOf)
-	c.Verdicts = setOf(r.GetVerdicts(), func(v datapathv1.Verdict) observe.Verdict { return verdicts[v] })
-	c.Types = setOf(r.GetTypes(), func(t datapathv1.FlowType) observe.Type { return types[t] })
+	c.Verdicts = setOf(r.GetVerdicts(), func(v datapathv1.Verdict) flow.Verdict { return verdicts[v] })
+	c.Types = setOf(r.GetTypes(), func(t datapathv1.FlowType) flow.Type { return types[t] })
 	c.Services = setOf(r.GetServices(),
 		func(key *datapathv1.ServiceName) string { return key.GetNamespace() + "/" + key.GetName() })
 	c.Selectors = selectorsOf(r.GetSelectors())
@@ -85,7 +92,7 @@ func criteriaOf(at string, r criteria) (c observe.Criteria, err error) {
 }
 
 // endCriteriaOf returns nil if there are no criteria for the end.
-func endCriteriaOf(at string, r *datapathv1.FlowEndCriteria) (*observe.EndCriteria, error) {
+func endCriteriaOf(at string, r *datapathv1.FlowEndCriteria) (*flow.EndCriteria, error) {
 	if proto.Size(r) == 0 {
 		return nil, nil
 	}
@@ -93,7 +100,7 @@ func endCriteriaOf(at string, r *datapathv1.FlowEndCriteria) (*observe.EndCriter
 	if err != nil {
 		return nil, err
 	}
-	return &observe.EndCriteria{
+	return &flow.EndCriteria{
 		Owners: setOf(r.GetOwners(), wire.OwnerOf), Pods: setOf(r.GetPods(), podOf), Prefixes: prefixes,
 		Identities: setOf(r.GetIdentities(), func(id uint32) uint32 { return id }),
 		Selectors:  selectorsOf(r.GetSelectors()), Ports: setOf(r.GetPorts(), portOf),
@@ -112,8 +119,8 @@ func setOf[F any, T comparable](from []F, of func(F) T) map[T]bool {
 	return set
 }
 
-func podOf(p *datapathv1.PodName) observe.Pod {
-	return observe.Pod{Namespace: p.GetNamespace(), Name: p.GetName()}
+func podOf(p *datapathv1.PodName) flow.Pod {
+	return flow.Pod{Namespace: p.GetNamespace(), Name: p.GetName()}
 }
 
 func portOf(p uint32) uint16 { return uint16(p) }
@@ -122,24 +129,24 @@ func prefixesOf(at string, texts []string) (prefixes []netip.Prefix, err error) 
 	for i, text := range texts {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
-			return nil, &endpoint.FieldError{Field: fmt.Sprintf("%sprefixes[%d]", at, i), Reason: "is not a prefix: " + text}
+			return nil, &FieldError{Field: fmt.Sprintf("%sprefixes[%d]", at, i), Reason: "is not a prefix: " + text}
 		}
 		prefixes = append(prefixes, p)
 	}
 	return prefixes, nil
 }
 
-func selectorsOf(from []*datapathv1.LabelSelector) (selectors []observe.Selector) {
+func selectorsOf(from []*datapathv1.LabelSelector) (selectors []flow.Selector) {
 	for _, sel := range from {
 		selectors = append(selectors, selectorOf(sel))
 	}
 	return selectors
 }
 
-func selectorOf(sel *datapathv1.LabelSelector) observe.Selector {
-	var out observe.Selector
+func selectorOf(sel *datapathv1.LabelSelector) flow.Selector {
+	var out flow.Selector
 	for _, r := range sel.GetRequirements() {
-		one := observe.Requirement{Source: r.GetSource(), Key: r.GetKey()}
+		one := flow.Requirement{Source: r.GetSource(), Key: r.GetKey()}
 		switch r.GetOperator() {
 		case datapathv1.LabelOperator_LABEL_OPERATOR_NOT_EXISTS, datapathv1.LabelOperator_LABEL_OPERATOR_NOT_IN:
 			one.Not = true

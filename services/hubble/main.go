@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -13,13 +14,10 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/proto/wire"
-	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 	"github.com/sluice-net/sluice/services/hubble/internal/client"
 	"github.com/sluice-net/sluice/services/hubble/internal/client/peers"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
@@ -58,9 +56,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	after, last := latest(ctx, stored)
 	parts := hubbleflow.Parts{Settings: cfg.tenants()}
 	sink := record.New(record.Options{
-		Convert: hubbleflow.Converter{Version: strings.TrimPrefix(version.Get().String(), "v")},
-		Parts:   parts,
-		History: stored, Metrics: metrics, Last: last, Now: time.Now, Log: p.Log,
+		Labels: metrics.NeedLabels(), Parts: parts, History: stored, Metrics: metrics,
+		Last: last, Now: time.Now, Log: p.Log,
 	})
 	conn, err := p.Dial(cfg.Datapath, 0)
 	if err != nil {
@@ -74,6 +71,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	nodes := peers.New(identity, p.Log)
 	service := server.New(server.Options{
 		Version: version.Get().String(), Started: started, Now: time.Now, History: stored,
+		Flow: record.Flow(hubbleflow.Converter{Version: strings.TrimPrefix(version.Get().String(), "v")}),
 		Node: func() string {
 			if name := sink.NodeName(); name != "" {
 				return name
@@ -118,15 +116,14 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	return p.Serve(ctx, srv)
 }
 
-// latest returns the ID and the time of the latest stored flow, or zero values without one.
+// latest returns the ID and the time of the latest stored event, or zero values without one.
 func latest(ctx context.Context, stored *history.History) (id string, at time.Time) {
 	for r := range stored.Backward(ctx, history.Query{}) {
 		if r.Loss {
 			continue
 		}
-		f := &flow.Flow{}
-		if proto.Unmarshal(r.Data, f) == nil { // a reader learns of a record that cannot be read
-			return f.GetUuid(), r.Time
+		if m, err := record.Event(r.Data); err == nil { // a reader learns of a record that cannot be read
+			return cmp.Or(m.GetFlow().GetUuid(), m.GetRepair().GetUuid()), r.Time
 		}
 	}
 	return "", time.Time{}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -34,6 +35,7 @@ import (
 // Command is `explain`.
 func Command(inv *invocation.Invocation) *cobra.Command {
 	var o peer.Flags
+	at := ""
 	cmd := &cobra.Command{
 		Use:   "explain --from POD --to POD --port PORT",
 		Short: "Show how the datapath would handle a connection, step by step",
@@ -48,12 +50,20 @@ policies of the pod, and the first line says that it was not asked.
 ` + "`sluice policy explain`" + ` asks the policy service instead, which knows the text of the
 rules.
 
+With --at, the command shows the latest verdict on such a connection before that time,
+with the rule and the policy revision that decided. sluice-hubble must run on the node,
+and have stored the verdict.
+
 Each end is a pod NAMESPACE/NAME or a container of this node, an address, or the identity
 or labels of exactly one pod of this node.`,
 		Example: `  sluice explain --from shop/client --to 10.244.0.2 --port 80
-  sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6`,
+  sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6
+  sluice explain --from shop/client --to shop/web --port 80 --at 1h`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if at != "" {
+				return runStored(cmd.Context(), inv, o, at, time.Now())
+			}
 			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, resolveLocal)
 			if err != nil {
 				return err
@@ -63,6 +73,8 @@ or labels of exactly one pod of this node.`,
 	}
 	o.Add(cmd)
 	o.AddSourcePort(cmd.Flags())
+	cmd.Flags().StringVar(&at, "at", "",
+		"show the stored verdict before this time, or this long ago, in the forms of sluice observe --since")
 	return cmd
 }
 

@@ -6,11 +6,16 @@ package explain
 import (
 	"strings"
 	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
@@ -96,4 +101,68 @@ func TestExplainNamesTheNodeThatItDidNotAsk(t *testing.T) {
 	}
 	n.Stop("identity") // the kernel maps addresses to identities
 	n.Want(t, 0, "explain", "--from", "10.244.0.9", "--to", "10.244.1.2", "--port", "80")
+}
+
+// TestExplainAtATimeShowsTheStoredVerdict: with the rule and the revision that decided. Without a verdict, the message
+// says which part of the history is missing.
+func TestExplainAtATimeShowsTheStoredVerdict(t *testing.T) {
+	n := nodetest.New(t, Command)
+	decided := time.Date(2026, 11, 30, 10, 0, 0, 0, time.Local)
+	n.Stored = []*datapathv1.ObserveResponse{{Event: &datapathv1.ObserveResponse_Flow{Flow: &datapathv1.Flow{
+		Time: timestamppb.New(decided), NodeName: "node-1", Type: datapathv1.FlowType_FLOW_TYPE_DROP,
+		Verdict: datapathv1.Verdict_VERDICT_DROPPED, Reason: datapathv1.Reason_REASON_POLICY_DENIED, Protocol: 6,
+		OriginalDestinationAddress: "10.96.0.10", OriginalDestinationPort: 80, Service: "shop/web:http",
+		Source: &datapathv1.FlowEnd{
+			Address: "10.244.0.2", Port: 4000, Identity: 300,
+			Pod:    &workloadv1.PodReference{Namespace: "shop", Name: "client"},
+			Labels: []*workloadv1.Label{nodetest.Label("app", "client")},
+		},
+		Destination: &datapathv1.FlowEnd{Address: "10.244.0.3", Port: 8080, Identity: 301, NodeName: "node-2"},
+		Ingress: &datapathv1.SideVerdict{
+			Verdict: datapathv1.Verdict_VERDICT_DROPPED, DecidedBy: netv1.DecidedBy_DECIDED_BY_RULE, Rule: 2, Revision: 6,
+			RuleSources: []string{"NetworkPolicy shop/web isolation"},
+		},
+	}}}}
+	ask := []string{"explain", "--from", "shop/client", "--to", "app=web", "-n", "shop", "--port", "80", "--at"}
+	out, _ := n.Want(t, 0, append(ask, "2026-11-30 11:00:00")...)
+	nodetest.WantLines(t, out, "10.244.0.2:4000 -> 10.244.0.3:8080, tcp: DROPPED (policy-denied)",
+		"decided by node-1 at 2026-11-30 10:00:00.000, 1h0m0s before 2026-11-30 11:00:00",
+		"sent to 10.96.0.10:80, service shop/web:http", "from shop/client 300 app=client", "to on node-2 301 -",
+		"Ingress, the receiver's policy: dropped by NetworkPolicy shop/web isolation", "policy revision 6", "rule 2")
+	at := decided.Add(time.Hour)
+	want := &datapathv1.ObserveRequest{
+		Since: timestamppb.New(at.Add(-7 * 24 * time.Hour)), Until: timestamppb.New(at), Last: 1,
+		Types:     []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_DROP, datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT},
+		Protocols: []netv1.Protocol{netv1.Protocol_PROTOCOL_TCP},
+		Source: &datapathv1.FlowEndCriteria{
+			Pods:   []*datapathv1.PodName{{Namespace: "shop", Name: "client"}},
+			Owners: []*workloadv1.Owner{{ContainerId: "shop", InterfaceName: "client"}},
+		},
+		Destination: &datapathv1.FlowEndCriteria{Ports: []uint32{80}, Selectors: []*datapathv1.LabelSelector{{
+			Requirements: []*datapathv1.LabelRequirement{
+				{Key: "app", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_IN, Values: []string{"web"}},
+				{
+					Source: "k8s", Key: "io.kubernetes.pod.namespace", Operator: datapathv1.LabelOperator_LABEL_OPERATOR_IN,
+					Values: []string{"shop"},
+				},
+			},
+		}}},
+	}
+	if got := <-n.Observed; !proto.Equal(got, want) {
+		t.Errorf("asked %v\nwant  %v", got, want)
+	}
+	n.Stored = []*datapathv1.ObserveResponse{{Event: &datapathv1.ObserveResponse_Lost{Lost: &datapathv1.LostEvents{
+		Source: datapathv1.LossSource_LOSS_SOURCE_HISTORY, LastTime: timestamppb.New(decided),
+	}}}}
+	_, errOut := n.Want(t, invocation.ExitFailed, append(ask, "2026-11-30 11:00:00")...)
+	nodetest.WantLines(t, errOut, "sluice: no verdict on a connection from shop/client to app=web,"+
+		"k8s:io.kubernetes.pod.namespace=shop, tcp port 80, is stored from before 2026-11-30 11:00:00; events up to "+
+		"2026-11-30 10:00:00 are missing in the history; `sluice observe --until` shows what is stored")
+	<-n.Observed
+	n.Want(t, invocation.ExitUsage, append(ask, "yesterday")...)
+	n.Stop("hubble")
+	_, errOut = n.Want(t, invocation.ExitFailed, append(ask, "1h")...)
+	if !strings.Contains(errOut, "sluice-hubble does not run on this node") {
+		t.Errorf("without sluice-hubble: %q", errOut)
+	}
 }

@@ -50,6 +50,8 @@ var (
 	}
 	Store    = Service[storev1.StoreServiceClient]{"store", storev1.NewStoreServiceClient}
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
+	// Stored has the events of days, if sluice-hubble runs.
+	Stored = Service[datapathv1.ObserverServiceClient]{"hubble", datapathv1.NewObserverServiceClient}
 )
 
 // Name returns the name of the service's process without "sluice-".

@@ -41,6 +41,8 @@ type missing struct {
 	Node   string     `json:"nodeName,omitempty"`
 	Lost   uint64     `json:"lost,omitempty"` // if 0 with LostBy, the number is unknown
 	LostBy string     `json:"lostBy,omitempty"`
+	From   *time.Time `json:"lostFrom,omitempty"`  // time from which on events are missing, if known
+	Until  *time.Time `json:"lostUntil,omitempty"` // time until which events are missing, if known
 	Note   string     `json:"note,omitempty"`
 }
 
@@ -59,11 +61,20 @@ func (e Event) Append(b []byte) ([]byte, error) {
 	if !e.Noted.IsZero() {
 		m.Time = &e.Noted
 	}
-	if e.GetLost() != nil {
-		m.LostBy = output.Enum(e.GetLost().GetSource(), "LOSS_SOURCE_")
+	if l := e.GetLost(); l != nil {
+		m.LostBy = output.Enum(l.GetSource(), "LOSS_SOURCE_")
+		m.From, m.Until = timeOrNil(l.GetFirstTime()), timeOrNil(l.GetLastTime())
 	}
 	text, err := json.Marshal(m)
 	return append(b, text...), err
+}
+
+func timeOrNil(t *timestamppb.Timestamp) *time.Time {
+	if t == nil {
+		return nil
+	}
+	at := t.AsTime()
+	return &at
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -85,6 +96,12 @@ func (e *Event) UnmarshalJSON(data []byte) error {
 		e.Node = m.Node
 		lost := &datapathv1.LostEvents{}
 		r.Event = &datapathv1.ObserveResponse_Lost{Lost: lost}
+		if m.From != nil {
+			lost.FirstTime = timestamppb.New(*m.From)
+		}
+		if m.Until != nil {
+			lost.LastTime = timestamppb.New(*m.Until)
+		}
 		return message.Unmarshal(fmt.Appendf(nil, `{"source":%q,"count":%d}`, m.LostBy, m.Lost), lost)
 	case m.Type == typeRepair:
 		repair := &datapathv1.AttachmentRepair{}
@@ -132,6 +149,8 @@ func (e Event) Line(today time.Time) string {
 	switch {
 	case lost.GetSource() == datapathv1.LossSource_LOSS_SOURCE_RESTART:
 		return "--- events from before the restart of the datapath may be missing ---"
+	case lost.GetSource() == datapathv1.LossSource_LOSS_SOURCE_HISTORY:
+		return historyLine(lost, today)
 	case lost != nil:
 		return fmt.Sprintf("--- %d events were lost by the %s ---", lost.GetCount(),
 			output.Enum(lost.GetSource(), "LOSS_SOURCE_"))
@@ -147,6 +166,19 @@ func (e Event) Line(today time.Time) string {
 		return output.Printable(line)
 	}
 	return output.Printable(packetLine(e.GetFlow(), at))
+}
+
+// historyLine returns a loss in the files of sluice-hubble.
+func historyLine(lost *datapathv1.LostEvents, today time.Time) string {
+	what := "events"
+	if n := lost.GetCount(); n > 0 {
+		what = fmt.Sprintf("%d events", n)
+	}
+	if lost.GetLastTime() == nil {
+		return fmt.Sprintf("--- %s are missing in the history ---", what)
+	}
+	return fmt.Sprintf("--- %s up to %s are missing in the history ---", what,
+		timeText(lost.GetLastTime().AsTime(), today))
 }
 
 // timeText returns the time of an event, with the date if it is not today.

@@ -26,6 +26,8 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 connections with the deciding rule, and the ends of connections. Without --follow, the
 command shows the events that the datapath remembers and exits. With --follow, it also
 shows new events, across restarts of the datapath, and notes where events may be missing.
+With --since or --until, it asks sluice-hubble, if that runs on the node: its files have
+the events of days.
 
 An event is shown if it meets every kind of filter; of several filters of one kind, it
 must meet one. --not inverts the filter that follows it, and only that one: events that
@@ -39,6 +41,7 @@ Both may be repeated. The sender of a reply is the responder of the connection.
 		Example: `  sluice observe --follow --verdict dropped
   sluice observe --last 20 --from app=client --to-port 80
   sluice observe --since 10:15:00 --until 10:16:00 --not --port 53
+  sluice observe --since 8h --verdict dropped --pod shop/web-0
   sluice observe --follow --output-file /var/log/sluice/flows.json --max-size 64MiB --max-files 4`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -58,7 +61,10 @@ Both may be repeated. The sender of a reply is the responder of the connection.
 			if err != nil {
 				return err
 			}
-			w := watch{inv: inv, out: out}
+			w := watch{inv: inv, out: out, service: datapath}
+			if o.since != "" || o.until != "" {
+				w.service = keeper(inv)
+			}
 			return errors.Join(w.run(ctx, req), out.Close())
 		},
 	}

@@ -9,6 +9,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"time"
 
 	"google.golang.org/grpc"
@@ -28,20 +30,63 @@ const (
 	againMost  = time.Second
 )
 
-// watch prints the events of the datapath. With follow it reconnects when the datapath is unavailable.
-type watch struct {
-	inv *invocation.Invocation
-	out Output
+// Services that have events: the datapath remembers the latest ones, sluice-hubble keeps them in files.
+const (
+	datapath = "datapath"
+	hubble   = "hubble"
+)
 
-	last  string    // ID of the last printed event
-	begun time.Time // start of the first stream
+// keeper returns the service that has the oldest events of this node.
+func keeper(inv *invocation.Invocation) string {
+	path, err := inv.Socket(hubble)
+	if err != nil {
+		return datapath // whose Dial returns the error
+	}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		return datapath
+	}
+	return hubble
 }
 
-var errEnded = errors.New("the datapath has ended the stream")
+// watch prints the events of a service. With follow it reconnects when the service is unavailable.
+type watch struct {
+	inv     *invocation.Invocation
+	out     Output
+	service string
 
-// run prints events until the stream or ctx ends.
+	answered bool      // the service has answered at least once
+	last     string    // ID of the last printed event
+	begun    time.Time // start of the first stream
+}
+
+// name returns the name of the service in messages.
+func (w *watch) name() string {
+	if w.service == datapath {
+		return datapath
+	}
+	return "sluice-" + w.service
+}
+
+// run prints events until the stream or ctx ends. If sluice-hubble does not answer, it asks the datapath.
 func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
-	conn, err := w.inv.Dial("datapath")
+	err := w.events(ctx, req)
+	if w.service != hubble || w.answered {
+		return err
+	}
+	switch status.Code(err) {
+	// A killed process leaves its socket, and an earlier version has no events.
+	case codes.Unavailable, codes.Unimplemented:
+		w.inv.Note("sluice-hubble does not answer: " + reasonOf(err) + "; only the latest events are searched, which the " +
+			"datapath remembers")
+		w.service = datapath
+		return w.events(ctx, req)
+	}
+	return err
+}
+
+// events prints the events of the service until the stream or ctx ends.
+func (w *watch) events(ctx context.Context, req *datapathv1.ObserveRequest) error {
+	conn, err := w.inv.Dial(w.service)
 	if err != nil {
 		return err
 	}
@@ -49,14 +94,17 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 	client := datapathv1.NewObserverServiceClient(conn)
 	w.begun = time.Now()
 	if !req.GetFollow() {
-		ctx, cancel := context.WithTimeout(ctx, w.inv.Timeout)
-		defer cancel()
+		if w.service == datapath { // the events of days take longer
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, w.inv.Timeout)
+			defer cancel()
+		}
 		_, err := w.stream(ctx, client, req, time.Time{})
 		return err
 	}
 	user := ctx
 	if req.GetUntil() != nil {
-		// The datapath ends the stream at --until. The deadline is for the case that the datapath is
+		// The service ends the stream at --until. The deadline is for the case that the service is
 		// unavailable.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, req.GetUntil().AsTime().Add(againMost))
@@ -65,7 +113,7 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 	over := func() bool {
 		return user.Err() != nil || req.GetUntil() != nil && !time.Now().Before(req.GetUntil().AsTime())
 	}
-	var away time.Time // zero: the datapath is connected
+	var away time.Time // zero: the service is connected
 	pause := againFirst
 	for {
 		there, err := w.stream(ctx, client, w.resume(req, away), away)
@@ -76,14 +124,14 @@ func (w *watch) run(ctx context.Context, req *datapathv1.ObserveRequest) error {
 		case over():
 			return nil // --until is reached, or the command was interrupted
 		case err == nil:
-			err = errEnded
+			err = fmt.Errorf("%s has ended the stream", w.name())
 		}
 		if !there && away.IsZero() || isFinal(err) {
 			return err
 		}
 		if there {
 			away, pause = time.Now(), againFirst
-			if err := w.out.Write(noteOf("datapath is unavailable: " + reasonOf(err) + "; waiting for it")); err != nil {
+			if err := w.out.Write(noteOf(w.name() + " is unavailable: " + reasonOf(err) + "; waiting for it")); err != nil {
 				return err
 			}
 		}
@@ -110,7 +158,7 @@ func (w *watch) resume(req *datapathv1.ObserveRequest, away time.Time) *datapath
 	return again
 }
 
-// stream prints the events of one stream. there reports whether the datapath answered.
+// stream prints the events of one stream. there reports whether the service answered.
 func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceClient, req *datapathv1.ObserveRequest,
 	away time.Time,
 ) (there bool, err error) {
@@ -124,7 +172,7 @@ func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceCli
 		return false, err
 	} else if md != nil && !away.IsZero() {
 		there = true
-		text := fmt.Sprintf("datapath is back after %s", time.Since(away).Round(100*time.Millisecond))
+		text := fmt.Sprintf("%s is back after %s", w.name(), time.Since(away).Round(100*time.Millisecond))
 		if w.last == "" {
 			text += "; events may be missing"
 		}
@@ -134,6 +182,7 @@ func (w *watch) stream(ctx context.Context, client datapathv1.ObserverServiceCli
 	} else {
 		there = md != nil
 	}
+	w.answered = w.answered || there
 	return there, w.show(stream)
 }
 
@@ -185,7 +234,7 @@ func noteOf(text string) Event { return Event{Note: text, Noted: time.Now()} }
 
 // Drops prints the dropped packets of an endpoint until ctx ends.
 func Drops(ctx context.Context, inv *invocation.Invocation, owner *workloadv1.Owner) error {
-	w := watch{inv: inv, out: newLines(inv)}
+	w := watch{inv: inv, out: newLines(inv), service: datapath}
 	return w.run(ctx, &datapathv1.ObserveRequest{
 		Follow: true, Owners: []*workloadv1.Owner{owner}, Verdicts: []datapathv1.Verdict{datapathv1.Verdict_VERDICT_DROPPED},
 	})

@@ -4,7 +4,9 @@
 package observe
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -18,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
@@ -31,6 +34,7 @@ type observer struct {
 	events   []*datapathv1.ObserveResponse
 	err      error
 	requests chan *datapathv1.ObserveRequest
+	end      bool // end the call after the events
 }
 
 func (o *observer) Observe(r *datapathv1.ObserveRequest,
@@ -48,6 +52,9 @@ func (o *observer) Observe(r *datapathv1.ObserveRequest,
 			return err
 		}
 	}
+	if o.end {
+		return nil
+	}
 	<-s.Context().Done()
 	return s.Context().Err()
 }
@@ -55,7 +62,13 @@ func (o *observer) Observe(r *datapathv1.ObserveRequest,
 // serve runs a datapath until it is stopped.
 func (o *observer) serve(t *testing.T, dir string) (stop func()) {
 	t.Helper()
-	l, err := net.Listen("unix", filepath.Join(dir, "datapath", "datapath.sock"))
+	return o.serveAs(t, dir, datapath)
+}
+
+// serveAs runs a service until it is stopped.
+func (o *observer) serveAs(t *testing.T, dir, service string) (stop func()) {
+	t.Helper()
+	l, err := net.Listen("unix", filepath.Join(dir, service, service+".sock"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,8 +128,10 @@ func runDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Mkdir(filepath.Join(dir, "datapath"), 0o700); err != nil {
-		t.Fatal(err)
+	for _, service := range []string{datapath, hubble} {
+		if err := os.Mkdir(filepath.Join(dir, service), 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return dir
 }
@@ -124,7 +139,7 @@ func runDir(t *testing.T) string {
 func TestFollowGoesOnOverARestartOfTheDatapath(t *testing.T) {
 	dir := runDir(t)
 	out := &shown{news: make(chan struct{}, 100)}
-	w := watch{inv: &invocation.Invocation{RunDir: dir, Timeout: time.Minute}, out: out}
+	w := watch{inv: &invocation.Invocation{RunDir: dir, Timeout: time.Minute}, out: out, service: datapath}
 	requests := make(chan *datapathv1.ObserveRequest, 10)
 	stop := (&observer{
 		events:   []*datapathv1.ObserveResponse{flowNumbered(1), flowNumbered(2)},
@@ -168,7 +183,7 @@ func TestFollowGoesOnOverARestartOfTheDatapath(t *testing.T) {
 func TestFollowWithoutEventsGoesOnFromItsBeginning(t *testing.T) {
 	dir := runDir(t)
 	out := &shown{news: make(chan struct{}, 100)}
-	w := watch{inv: &invocation.Invocation{RunDir: dir, Timeout: time.Minute}, out: out}
+	w := watch{inv: &invocation.Invocation{RunDir: dir, Timeout: time.Minute}, out: out, service: datapath}
 	requests := make(chan *datapathv1.ObserveRequest, 10)
 	stop := (&observer{events: []*datapathv1.ObserveResponse{lostByKernel}, requests: requests}).serve(t, dir)
 	ended := make(chan error, 1)
@@ -192,7 +207,7 @@ func TestFollowWithoutEventsGoesOnFromItsBeginning(t *testing.T) {
 
 // TestFollowDoesNotWaitForADatapathThatWasNeverThere: the instance name may be wrong.
 func TestFollowDoesNotWaitForADatapathThatWasNeverThere(t *testing.T) {
-	w := watch{inv: &invocation.Invocation{RunDir: runDir(t), Timeout: time.Minute}, out: &shown{}}
+	w := watch{inv: &invocation.Invocation{RunDir: runDir(t), Timeout: time.Minute}, out: &shown{}, service: datapath}
 	if err := w.run(t.Context(), &datapathv1.ObserveRequest{Follow: true}); status.Code(err) != codes.Unavailable {
 		t.Errorf("got %v", err)
 	}
@@ -201,7 +216,7 @@ func TestFollowDoesNotWaitForADatapathThatWasNeverThere(t *testing.T) {
 func TestFollowEndsAtItsTimeThoughTheDatapathIsAway(t *testing.T) {
 	dir := runDir(t)
 	out := &shown{news: make(chan struct{}, 100)}
-	w := watch{inv: &invocation.Invocation{RunDir: dir, Timeout: time.Minute}, out: out}
+	w := watch{inv: &invocation.Invocation{RunDir: dir, Timeout: time.Minute}, out: out, service: datapath}
 	requests := make(chan *datapathv1.ObserveRequest, 10)
 	stop := (&observer{events: []*datapathv1.ObserveResponse{lostByKernel}, requests: requests}).serve(t, dir)
 	ended := make(chan error, 1)
@@ -215,5 +230,85 @@ func TestFollowEndsAtItsTimeThoughTheDatapathIsAway(t *testing.T) {
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestEventsOfATimeComeFromTheirKeeper: sluice-hubble is asked for a time if its socket exists, and the datapath if
+// sluice-hubble does not run, does not answer, or is of a version without events.
+func TestEventsOfATimeComeFromTheirKeeper(t *testing.T) {
+	for name, x := range map[string]struct {
+		prepare func(t *testing.T, dir string, requests chan *datapathv1.ObserveRequest)
+		want    string // the service that shows its event
+		note    string
+	}{
+		"sluice-hubble runs": {func(t *testing.T, dir string, requests chan *datapathv1.ObserveRequest) {
+			t.Cleanup((&observer{
+				events: []*datapathv1.ObserveResponse{flowNumbered(2)}, requests: requests, end: true,
+			}).serveAs(t, dir, hubble))
+		}, hubble, ""},
+		"no sluice-hubble": {func(*testing.T, string, chan *datapathv1.ObserveRequest) {}, datapath, ""},
+		"it was killed": {func(t *testing.T, dir string, _ chan *datapathv1.ObserveRequest) {
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, hubble, hubble+".sock"), Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}, datapath, "sluice-hubble does not answer: "},
+		"an earlier version": {func(t *testing.T, dir string, requests chan *datapathv1.ObserveRequest) {
+			t.Cleanup((&observer{err: status.Error(codes.Unimplemented, "no"), requests: requests}).serveAs(t, dir, hubble))
+		}, datapath, "sluice-hubble does not answer: "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := runDir(t)
+			requests := make(chan *datapathv1.ObserveRequest, 10)
+			x.prepare(t, dir, requests)
+			defer (&observer{
+				events: []*datapathv1.ObserveResponse{flowNumbered(1)}, requests: requests, end: true,
+			}).serve(t, dir)()
+			out := &shown{news: make(chan struct{}, 100)}
+			var notes bytes.Buffer
+			inv := &invocation.Invocation{RunDir: dir, Timeout: time.Minute, ErrOut: &notes}
+			w := watch{inv: inv, out: out, service: keeper(inv)}
+			if err := w.run(t.Context(), &datapathv1.ObserveRequest{Since: timestamppb.New(time.Unix(1, 0))}); err != nil {
+				t.Fatal(err)
+			}
+			want := map[string]string{datapath: "000000000001", hubble: "000000000002"}[x.want]
+			if got := strings.Join(out.texts, "|"); !strings.HasSuffix(got, want) || len(out.texts) != 1 {
+				t.Errorf("shown: %s, want the event of %s", got, x.want)
+			}
+			if got := notes.String(); !strings.Contains(got, x.note) || (x.note == "") != (got == "") {
+				t.Errorf("notes: %q, want %q", got, x.note)
+			}
+		})
+	}
+}
+
+// TestLossOfStoredEventsNamesItsTime: as text, and as JSON that is read again.
+func TestLossOfStoredEventsNamesItsTime(t *testing.T) {
+	until := time.Date(2026, 11, 30, 10, 2, 3, 0, time.Local)
+	for count, want := range map[uint64]string{
+		0: "--- events up to 10:02:03.000 are missing in the history ---",
+		7: "--- 7 events up to 10:02:03.000 are missing in the history ---",
+	} {
+		e := Event{ObserveResponse: &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Lost{
+			Lost: &datapathv1.LostEvents{
+				Source: datapathv1.LossSource_LOSS_SOURCE_HISTORY, Count: count,
+				FirstTime: timestamppb.New(until.Add(-time.Hour)), LastTime: timestamppb.New(until),
+			},
+		}}}
+		if got := e.Line(until); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		text, err := e.Append(nil)
+		var again Event
+		if err == nil {
+			err = json.Unmarshal(text, &again)
+		}
+		if err != nil || !proto.Equal(again.ObserveResponse, e.ObserveResponse) {
+			t.Errorf("%s is read as %v, %v", text, again.ObserveResponse, err)
+		}
 	}
 }

@@ -82,6 +82,20 @@ func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags,
 	return conn, o.Complete(&conn)
 }
 
+// Ends returns both ends as given, with the namespace of --namespace added to labels.
+func (o Flags) Ends() (from, to string, err error) {
+	ends := []string{o.from, o.to}
+	for i, text := range ends {
+		switch {
+		case text == "":
+			return "", "", invocation.Usagef("%s is missing: want %s", []string{"--from", "--to"}[i], Forms)
+		case o.namespace != "" && IsLabels(text):
+			ends[i] = text + ",k8s:io.kubernetes.pod.namespace=" + o.namespace
+		}
+	}
+	return ends[0], ends[1], nil
+}
+
 // Complete chooses the address family and sets the protocol and the ports. From and To are already set.
 func (o Flags) Complete(conn *Connection) (err error) {
 	if conn.V6, err = family(conn.From, conn.To, o.v6); err != nil {

@@ -29,6 +29,7 @@ const (
 // Sink receives the events. Its methods are called one at a time.
 type Sink interface {
 	Flow(*datapathv1.Flow)
+	Repair(*datapathv1.AttachmentRepair)
 	// Lost reports events that are missing at this position. count is 0 if their number is not known.
 	Lost(source datapathv1.LossSource, count uint64)
 }
@@ -110,8 +111,9 @@ func (s *Stream) follow(ctx context.Context, after *string) error {
 			s.sink.Flow(e.Flow)
 		case *datapathv1.ObserveResponse_Lost:
 			s.sink.Lost(e.Lost.GetSource(), e.Lost.GetCount())
-		case *datapathv1.ObserveResponse_Repair: // Hubble has no such event
+		case *datapathv1.ObserveResponse_Repair:
 			*after = e.Repair.GetUuid()
+			s.sink.Repair(e.Repair)
 		}
 	}
 }

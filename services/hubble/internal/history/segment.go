@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -30,8 +31,8 @@ const (
 	journalSuffix = ".journal"
 	segmentSuffix = ".segment"
 	corruptSuffix = ".corrupt"
-	journalMagic  = "SLHJ0001"
-	segmentMagic  = "SLHS0001"
+	journalMagic  = "SLHJ0002"
+	segmentMagic  = "SLHS0002"
 )
 
 // frameHead is the size of a frame's length and checksum.
@@ -342,6 +343,12 @@ func (h *History) load() error {
 		if err != nil || !e.Type().IsRegular() {
 			continue
 		}
+		if removed, err := h.removeEarlier(filepath.Join(h.o.Dir, name)); err != nil || removed {
+			if err != nil {
+				return err
+			}
+			continue
+		}
 		switch suffix {
 		case journalSuffix:
 			journals = append(journals, first)
@@ -373,6 +380,24 @@ func (h *History) load() error {
 		}
 	}
 	return nil
+}
+
+// removeEarlier removes a file of the first format, whose records are other messages.
+func (h *History) removeEarlier(path string) (removed bool, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	magic := make([]byte, len(segmentMagic))
+	if _, err := io.ReadFull(f, magic); err != nil { // the caller finds out what a shorter file is
+		return false, nil //nolint:nilerr // see above
+	}
+	if text := string(magic); text != "SLHJ0001" && text != "SLHS0001" {
+		return false, nil
+	}
+	h.o.Log.Warn("flows of an earlier version are removed from the history", "file", path)
+	return true, os.Remove(path)
 }
 
 // keep adds a loaded segment.

@@ -43,22 +43,40 @@ type Converter struct {
 
 // Flow converts an event of the datapath.
 func (c Converter) Flow(f *datapathv1.Flow) *flow.Flow {
-	out := &flow.Flow{
-		Time: f.GetTime(), Uuid: f.GetUuid(), NodeName: f.GetNodeName(), Type: flow.FlowType_L3_L4,
-		Emitter:     &flow.Emitter{Name: "Sluice", Version: c.Version},
-		Verdict:     verdicts[f.GetVerdict()],
-		Source:      endpoint(f.GetSource()),
-		Destination: endpoint(f.GetDestination()),
-		IP:          ip(f),
-		L4:          l4(f),
-		Summary:     summary(f), //nolint:staticcheck // the hubble CLI prints it
-		EventType:   &flow.CiliumEventType{},
-	}
+	out := Brief(f)
+	out.Time, out.Uuid, out.NodeName, out.Type = f.GetTime(), f.GetUuid(), f.GetNodeName(), flow.FlowType_L3_L4
+	out.Emitter = &flow.Emitter{Name: "Sluice", Version: c.Version}
+	out.Summary = summary(f) //nolint:staticcheck // the hubble CLI prints it
+	AddLabels(out, f)
 	if f.GetSourceMac() != "" && f.GetEthertype() != 0 {
 		out.Ethernet = &flow.Ethernet{Source: f.GetSourceMac()}
 	}
 	if f.GetInterfaceIndex() != 0 {
 		out.Interface = &flow.NetworkInterface{Index: f.GetInterfaceIndex()}
+	}
+	if s := service(f.GetService()); s != nil {
+		if f.GetReply() {
+			out.SourceService = s
+		} else {
+			out.DestinationService = s
+		}
+	}
+	out.EgressAllowedBy, out.EgressDeniedBy = policies(f.GetEgress())
+	out.IngressAllowedBy, out.IngressDeniedBy = policies(f.GetIngress())
+	out.Extensions = extensions(f)
+	return out
+}
+
+// Brief converts the fields of an event that metrics and the index of the history need: it has no labels, and no text
+// that must be composed. Every event is converted in this way, and few are read.
+func Brief(f *datapathv1.Flow) *flow.Flow {
+	out := &flow.Flow{
+		Verdict:     verdicts[f.GetVerdict()],
+		Source:      endpoint(f.GetSource()),
+		Destination: endpoint(f.GetDestination()),
+		IP:          ip(f),
+		L4:          l4(f),
+		EventType:   &flow.CiliumEventType{},
 	}
 	switch f.GetDirection() {
 	case netv1.Direction_DIRECTION_EGRESS:
@@ -89,16 +107,6 @@ func (c Converter) Flow(f *datapathv1.Flow) *flow.Flow {
 			out.EventType.SubType = int32(out.DropReasonDesc)
 		}
 	}
-	if s := service(f.GetService()); s != nil {
-		if f.GetReply() {
-			out.SourceService = s
-		} else {
-			out.DestinationService = s
-		}
-	}
-	out.EgressAllowedBy, out.EgressDeniedBy = policies(f.GetEgress())
-	out.IngressAllowedBy, out.IngressDeniedBy = policies(f.GetIngress())
-	out.Extensions = extensions(f)
 	return out
 }
 
@@ -122,19 +130,28 @@ func endpoint(e *datapathv1.FlowEnd) *flow.Endpoint {
 		ID: e.GetEndpointIndex(), Identity: e.GetIdentity(),
 		Namespace: e.GetPod().GetNamespace(), PodName: e.GetPod().GetName(),
 	}
+	if out.Namespace == "" { // the labels name the namespace of a pod of another node, too
+		out.Namespace = labelOf(e.GetLabels(), namespaceKey)
+	}
+	return out
+}
+
+// AddLabels adds the labels of both ends.
+func AddLabels(to *flow.Flow, f *datapathv1.Flow) {
+	to.Source.Labels, to.Destination.Labels = labels(f.GetSource()), labels(f.GetDestination())
+}
+
+// labels returns the labels of an end as texts, sorted.
+func labels(e *datapathv1.FlowEnd) (texts []string) {
 	for _, l := range e.GetLabels() {
 		text := l.GetSource() + ":" + l.GetKey()
 		if l.GetValue() != "" {
 			text += "=" + l.GetValue()
 		}
-		out.Labels = append(out.Labels, text)
-		// The labels name the namespace of a pod of another node, too.
-		if out.Namespace == "" && l.GetKey() == namespaceKey {
-			out.Namespace = l.GetValue()
-		}
+		texts = append(texts, text)
 	}
-	slices.Sort(out.Labels)
-	return out
+	slices.Sort(texts)
+	return texts
 }
 
 func ip(f *datapathv1.Flow) *flow.IP {

@@ -24,8 +24,10 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/model/shares"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/peer"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/relay"
@@ -48,6 +50,8 @@ type Options struct {
 	Started time.Time
 	Now     func() time.Time
 	History *history.History
+	// Flow returns the flow of a record that is not about losses; nil if it has another event.
+	Flow func(record []byte) (*flow.Flow, error)
 	// Node returns the name of this node.
 	Node func() string
 	// Rate returns the flows per second in the last minute.
@@ -83,6 +87,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	observer.RegisterObserverServer(r, s)
 	peer.RegisterPeerServer(r, s)
 	statusv1.RegisterProcessServiceServer(r, s.o.Process)
+	datapathv1.RegisterObserverServiceServer(r, stored{Server: s})
 }
 
 // RegisterRemote adds the services for clients of other machines.
@@ -105,6 +110,8 @@ func Methods() rpc.Methods {
 		observer.Observer_GetNamespaces_FullMethodName:     calls,
 		observer.Observer_ServerStatus_FullMethodName:      calls,
 		peer.Peer_Notify_FullMethodName:                    streams,
+		datapathv1.ObserverService_Observe_FullMethodName:  streams,
+		datapathv1.ObserverService_Explain_FullMethodName:  calls,
 	}
 }
 
@@ -281,7 +288,7 @@ func (s *Server) GetNamespaces(
 // namespaces returns the namespaces of a tenant in flows after a time. Indices of the history do not say whose tenant a
 // namespace is, so it reads the flows.
 func (s *Server) namespaces(ctx context.Context, view hubbleflow.View, after time.Time) ([]string, error) {
-	a := &answer{Server: s, view: view, since: after}
+	a := &reading{Server: s, since: after}
 	found := make(map[string]bool)
 	for next, last := uint64(1), s.o.History.Last(); next <= last; {
 		over, done, err := a.turn(ctx)
@@ -291,7 +298,7 @@ func (s *Server) namespaces(ctx context.Context, view hubbleflow.View, after tim
 		from := next
 		next = last + 1
 		for r := range s.o.History.Forward(ctx, a.query(from, last)) {
-			if f, err := decode(r); err == nil && !r.Loss && !r.Time.Before(after) {
+			if f, err := s.decode(r); err == nil && f != nil && !r.Loss && !r.Time.Before(after) {
 				for _, name := range view.Namespaces(f) {
 					found[name] = true
 				}

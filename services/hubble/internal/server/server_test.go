@@ -43,16 +43,30 @@ func at(seconds int) *timestamppb.Timestamp {
 // bench is a server with a history.
 type bench struct {
 	*Server
-	h      *history.History
-	dir    string
-	t      testing.TB
-	now    time.Time
-	others func() ([]peers.Node, <-chan struct{})
+	h        *history.History
+	dir      string
+	t        testing.TB
+	now      time.Time
+	others   func() ([]peers.Node, <-chan struct{})
+	flow     func(record []byte) (*flow.Flow, error)
+	describe func(record []byte) (history.Facts, error)
+}
+
+// asFlow returns the flow of a record of these tests, which is the flow itself: so it can have fields that no event of
+// the datapath fills.
+func asFlow(record []byte) (*flow.Flow, error) {
+	f := &flow.Flow{}
+	return f, proto.Unmarshal(record, f)
+}
+
+func described(data []byte) (history.Facts, error) {
+	f, err := asFlow(data)
+	return record.Facts(f), err
 }
 
 func newBench(t testing.TB, maxBytes int64) *bench {
 	t.Helper()
-	b := &bench{t: t, dir: t.TempDir(), now: start.Add(time.Hour)}
+	b := &bench{t: t, dir: t.TempDir(), now: start.Add(time.Hour), flow: asFlow, describe: described}
 	b.others = func() ([]peers.Node, <-chan struct{}) { return nil, nil }
 	b.open(maxBytes)
 	return b
@@ -62,7 +76,8 @@ func (b *bench) open(maxBytes int64) {
 	b.t.Helper()
 	clock := func() time.Time { return b.now }
 	h, err := history.Open(history.Options{
-		Dir: b.dir, MaxBytes: maxBytes, MaxAge: 24 * time.Hour, Describe: record.Describe, Now: clock, Log: log.Discard(),
+		Dir: b.dir, MaxBytes: maxBytes, MaxAge: 24 * time.Hour, Now: clock, Log: log.Discard(),
+		Describe: func(data []byte) (history.Facts, error) { return b.describe(data) },
 	})
 	if err != nil {
 		b.t.Fatal(err)
@@ -71,6 +86,7 @@ func (b *bench) open(maxBytes int64) {
 	b.h = h
 	b.Server = New(Options{
 		Version: "v1", Started: start, Now: clock, History: h, Node: func() string { return "node-1" },
+		Flow: func(record []byte) (*flow.Flow, error) { return b.flow(record) },
 		Rate: func() float64 { return 2 }, Source: func() error { return nil }, Address: "unix:///run/x.sock",
 		Others: func() ([]peers.Node, <-chan struct{}) { return b.others() },
 	})

@@ -84,8 +84,9 @@ func TestRandomEventsAreFoundAgain(t *testing.T) {
 	b := newBench(t, 8<<20)
 	r := rand.New(rand.NewPCG(40, uint64(time.Now().UnixNano()))) //nolint:gosec // a test
 	convert := hubbleflow.Converter{Version: "1"}
+	b.flow, b.describe = record.Flow(convert), record.Describe
 	sink := record.New(record.Options{
-		Convert: convert, History: b.h, Metrics: noMetrics{}, Now: time.Now, Log: log.Discard(),
+		History: b.h, Metrics: noMetrics{}, Now: time.Now, Log: log.Discard(),
 	})
 	var events []*datapathv1.Flow
 	drops := 0

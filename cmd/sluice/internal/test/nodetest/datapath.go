@@ -315,6 +315,22 @@ type observer struct {
 	node *Node
 }
 
+// stored is the events of sluice-hubble: those of the datapath, unless the node has others.
+type stored struct{ observer }
+
+func (f *stored) Observe(r *datapathv1.ObserveRequest, s grpc.ServerStreamingServer[datapathv1.ObserveResponse]) error {
+	if f.node.Stored == nil {
+		return f.observer.Observe(r, s)
+	}
+	f.node.Observed <- r
+	for _, m := range f.node.Stored {
+		if err := s.Send(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (f *observer) Observe(r *datapathv1.ObserveRequest,
 	s grpc.ServerStreamingServer[datapathv1.ObserveResponse],
 ) error {

@@ -89,12 +89,14 @@ type Node struct {
 	Frontends     []*datapathv1.KernelFrontend           // in the kernel
 	Differences   []*datapathv1.Difference
 	// Endpoints are the listed endpoints; nil: the default two.
-	Endpoints []*datapathv1.Endpoint
-	Flows     []*datapathv1.Flow
-	Deleted   *datapathv1.DeleteEndpointRequest   // the last
-	Listed    *datapathv1.ListConnectionsRequest  // the last
-	Flushed   *datapathv1.FlushConnectionsRequest // the last
-	Audited   *datapathv1.SetAuditModeRequest     // the last
+	Endpoints    []*datapathv1.Endpoint
+	Flows        []*datapathv1.Flow
+	// Stored are the messages of sluice-hubble instead of those of the datapath.
+	Stored  []*datapathv1.ObserveResponse
+	Deleted *datapathv1.DeleteEndpointRequest   // the last
+	Listed  *datapathv1.ListConnectionsRequest  // the last
+	Flushed *datapathv1.FlushConnectionsRequest // the last
+	Audited *datapathv1.SetAuditModeRequest     // the last
 
 	mu sync.Mutex
 	// endpointStreams are the successive streams of WatchEndpoints, and Watched its requests.
@@ -179,6 +181,8 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 			controllerv1.RegisterControllerServiceServer(s, &controller{})
 		case "store":
 			storev1.RegisterStoreServiceServer(s, &keeper{})
+		case "hubble":
+			datapathv1.RegisterObserverServiceServer(s, &stored{observer{node: n}})
 		case "datapath":
 			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})

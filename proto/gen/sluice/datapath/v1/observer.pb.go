@@ -221,6 +221,9 @@ const (
 	// are lost. count is 0, because the number is unknown. Events of the programs during the restart
 	// waited in the kernel and are not lost.
 	LossSource_LOSS_SOURCE_RESTART LossSource = 3
+	// Sent by sluice-hubble only: stored events were displaced by newer ones or cannot be read, or several sources lost
+	// events.
+	LossSource_LOSS_SOURCE_HISTORY LossSource = 4
 )
 
 // Enum value maps for LossSource.
@@ -230,12 +233,14 @@ var (
 		1: "LOSS_SOURCE_KERNEL",
 		2: "LOSS_SOURCE_OBSERVER",
 		3: "LOSS_SOURCE_RESTART",
+		4: "LOSS_SOURCE_HISTORY",
 	}
 	LossSource_value = map[string]int32{
 		"LOSS_SOURCE_UNSPECIFIED": 0,
 		"LOSS_SOURCE_KERNEL":      1,
 		"LOSS_SOURCE_OBSERVER":    2,
 		"LOSS_SOURCE_RESTART":     3,
+		"LOSS_SOURCE_HISTORY":     4,
 	}
 )
 
@@ -1969,7 +1974,11 @@ type LostEvents struct {
 	// Where they were lost.
 	Source LossSource `protobuf:"varint,1,opt,name=source,proto3,enum=sluice.datapath.v1.LossSource" json:"source,omitempty"`
 	// Number of lost events; 0 if unknown.
-	Count         uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	Count uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	// Time from which on events are missing; unset if unknown.
+	FirstTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=first_time,json=firstTime,proto3" json:"first_time,omitempty"`
+	// Time until which events are missing; unset if unknown.
+	LastTime      *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_time,json=lastTime,proto3" json:"last_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2016,6 +2025,20 @@ func (x *LostEvents) GetCount() uint64 {
 		return x.Count
 	}
 	return 0
+}
+
+func (x *LostEvents) GetFirstTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstTime
+	}
+	return nil
+}
+
+func (x *LostEvents) GetLastTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastTime
+	}
+	return nil
 }
 
 // ExplainRequest is the input of Explain.
@@ -2990,11 +3013,14 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\frule_sources\x18\x06 \x03(\tR\vruleSources\x127\n" +
 	"\n" +
 	"decided_by\x18\a \x01(\x0e2\x18.sluice.net.v1.DecidedByR\tdecidedBy\x12*\n" +
-	"\x05proxy\x18\b \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\"Z\n" +
+	"\x05proxy\x18\b \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\"\xce\x01\n" +
 	"\n" +
 	"LostEvents\x126\n" +
 	"\x06source\x18\x01 \x01(\x0e2\x1e.sluice.datapath.v1.LossSourceR\x06source\x12\x14\n" +
-	"\x05count\x18\x02 \x01(\x04R\x05count\"\xdd\x02\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\x129\n" +
+	"\n" +
+	"first_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tfirstTime\x127\n" +
+	"\tlast_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\blastTime\"\xdd\x02\n" +
 	"\x0eExplainRequest\x122\n" +
 	"\x0esource_address\x18\x01 \x01(\tB\v\xbaH\br\x06\xba\x01\x01%p\x01R\rsourceAddress\x12<\n" +
 	"\x13destination_address\x18\x02 \x01(\tB\v\xbaH\br\x06\xba\x01\x01%p\x01R\x12destinationAddress\x12w\n" +
@@ -3093,13 +3119,14 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x11VERDICT_FORWARDED\x10\x01\x12\x13\n" +
 	"\x0fVERDICT_DROPPED\x10\x02\x12\x13\n" +
 	"\x0fVERDICT_AUDITED\x10\x03\x12\x16\n" +
-	"\x12VERDICT_REDIRECTED\x10\x04*t\n" +
+	"\x12VERDICT_REDIRECTED\x10\x04*\x8d\x01\n" +
 	"\n" +
 	"LossSource\x12\x1b\n" +
 	"\x17LOSS_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LOSS_SOURCE_KERNEL\x10\x01\x12\x18\n" +
 	"\x14LOSS_SOURCE_OBSERVER\x10\x02\x12\x17\n" +
-	"\x13LOSS_SOURCE_RESTART\x10\x03*\x9c\x02\n" +
+	"\x13LOSS_SOURCE_RESTART\x10\x03\x12\x17\n" +
+	"\x13LOSS_SOURCE_HISTORY\x10\x04*\x9c\x02\n" +
 	"\x0eServiceOutcome\x12\x1f\n" +
 	"\x1bSERVICE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aSERVICE_OUTCOME_TRANSLATED\x10\x01\x12\x1e\n" +
@@ -3246,43 +3273,45 @@ var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
 	36, // 52: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
 	37, // 53: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
 	3,  // 54: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	32, // 55: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	2,  // 56: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	30, // 57: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
-	25, // 58: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	25, // 59: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	26, // 60: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	26, // 61: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	27, // 62: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	23, // 63: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
-	38, // 64: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
-	4,  // 65: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
-	24, // 66: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
-	5,  // 67: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
-	2,  // 68: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
-	30, // 69: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
-	25, // 70: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
-	26, // 71: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	26, // 72: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	27, // 73: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
-	29, // 74: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	35, // 75: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	34, // 76: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
-	19, // 77: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	32, // 78: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
-	6,  // 79: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
-	28, // 80: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
-	2,  // 81: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
-	30, // 82: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
-	7,  // 83: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	21, // 84: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	14, // 85: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	22, // 86: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	85, // [85:87] is the sub-list for method output_type
-	83, // [83:85] is the sub-list for method input_type
-	83, // [83:83] is the sub-list for extension type_name
-	83, // [83:83] is the sub-list for extension extendee
-	0,  // [0:83] is the sub-list for field type_name
+	28, // 55: sluice.datapath.v1.LostEvents.first_time:type_name -> google.protobuf.Timestamp
+	28, // 56: sluice.datapath.v1.LostEvents.last_time:type_name -> google.protobuf.Timestamp
+	32, // 57: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 58: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	30, // 59: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
+	25, // 60: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	25, // 61: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	26, // 62: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	26, // 63: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	27, // 64: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	23, // 65: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
+	38, // 66: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
+	4,  // 67: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
+	24, // 68: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
+	5,  // 69: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
+	2,  // 70: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
+	30, // 71: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
+	25, // 72: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
+	26, // 73: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	26, // 74: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	27, // 75: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
+	29, // 76: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	35, // 77: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	34, // 78: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
+	19, // 79: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	32, // 80: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	6,  // 81: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
+	28, // 82: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
+	2,  // 83: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	30, // 84: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
+	7,  // 85: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	21, // 86: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	14, // 87: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	22, // 88: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	87, // [87:89] is the sub-list for method output_type
+	85, // [85:87] is the sub-list for method input_type
+	85, // [85:85] is the sub-list for extension type_name
+	85, // [85:85] is the sub-list for extension extendee
+	0,  // [0:85] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }

@@ -108,6 +108,11 @@ func New(o Options) *Metrics {
 	return m
 }
 
+// NeedLabels reports whether Count needs the labels of flows.
+func (m *Metrics) NeedLabels() bool {
+	return slices.ContainsFunc(m.labels, func(name string) bool { return strings.HasSuffix(name, "_app") })
+}
+
 func (m *Metrics) all() []prometheus.Collector {
 	return []prometheus.Collector{m.drops, m.flows, m.icmp, m.ports, m.tcp, m.lost, m.leftOut}
 }

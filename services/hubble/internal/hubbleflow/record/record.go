@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package record writes the events of the datapath as Hubble's messages to the history.
+// Package record writes the events of the datapath to the history, and reads them.
+//
+// A record is the datapath's own message, so that sluice observe shows a stored event as a new one; Hubble's messages
+// are made from it for the reader that asks. A record about losses is Hubble's message, which has their time.
 package record
 
 import (
@@ -36,7 +39,8 @@ type Metrics interface {
 
 // Options describe a Recorder. All fields are required.
 type Options struct {
-	Convert hubbleflow.Converter
+	// Labels says that Metrics need the labels of flows.
+	Labels  bool
 	Parts   hubbleflow.Parts
 	History History
 	Metrics Metrics
@@ -112,16 +116,32 @@ func (r *Recorder) Flow(f *datapathv1.Flow) {
 	defer r.writing.Unlock()
 	r.count(f.GetNodeName(), r.o.Now().Unix())
 	r.writeLosses(false)
-	x := r.o.Convert.Flow(f)
-	data, err := proto.Marshal(x)
+	data, err := proto.Marshal(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: f}})
 	if err != nil {
 		r.o.Log.Warn("event not recorded", "uuid", f.GetUuid(), log.Err(err))
 		return
 	}
-	part := r.o.Parts.Of(f)
+	part, x := r.o.Parts.Of(f), hubbleflow.Brief(f)
+	if r.o.Labels {
+		hubbleflow.AddLabels(x, f)
+	}
 	r.o.Metrics.Count(part, x)
 	r.o.History.Append(history.Entry{Part: part, Time: f.GetTime().AsTime(), Data: data, Facts: Facts(x)})
 	r.o.Last = f.GetTime().AsTime()
+}
+
+// Repair records the repair of a program. Hubble has no such event, but sluice observe shows it.
+func (r *Recorder) Repair(e *datapathv1.AttachmentRepair) {
+	r.writing.Lock()
+	defer r.writing.Unlock()
+	r.writeLosses(false)
+	data, err := proto.Marshal(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Repair{Repair: e}})
+	if err != nil {
+		r.o.Log.Warn("event not recorded", "uuid", e.GetUuid(), log.Err(err))
+		return
+	}
+	r.o.History.Append(history.Entry{Part: "system", Time: e.GetTime().AsTime(), Data: data, Facts: repairFacts(e)})
+	r.o.Last = e.GetTime().AsTime()
 }
 
 // Lost records that events are missing. Losses of less than a second are one record.
@@ -209,9 +229,40 @@ func Facts(f *flow.Flow) (out history.Facts) {
 
 // Describe returns the facts of a stored flow.
 func Describe(data []byte) (history.Facts, error) {
-	f := &flow.Flow{}
-	if err := proto.Unmarshal(data, f); err != nil {
-		return history.Facts{}, fmt.Errorf("a stored flow: %w", err)
+	m, err := Event(data)
+	switch {
+	case err != nil:
+		return history.Facts{}, err
+	case m.GetRepair() != nil:
+		return repairFacts(m.GetRepair()), nil
 	}
-	return Facts(f), nil
+	return Facts(hubbleflow.Brief(m.GetFlow())), nil
+}
+
+// repairFacts returns what the index of the history has of a repair.
+func repairFacts(e *datapathv1.AttachmentRepair) (out history.Facts) {
+	if p := e.GetPod(); p.GetName() != "" {
+		out.Namespaces, out.Pods = []string{p.GetNamespace()}, []string{p.GetNamespace() + "/" + p.GetName()}
+	}
+	return out
+}
+
+// Event returns the event of a record that is not about losses.
+func Event(data []byte) (*datapathv1.ObserveResponse, error) {
+	m := &datapathv1.ObserveResponse{}
+	if err := proto.Unmarshal(data, m); err != nil {
+		return nil, fmt.Errorf("a stored event: %w", err)
+	}
+	return m, nil
+}
+
+// Flow returns a function that converts the flow of a record; to nil, if the event is no flow.
+func Flow(c hubbleflow.Converter) func(data []byte) (*flow.Flow, error) {
+	return func(data []byte) (*flow.Flow, error) {
+		m, err := Event(data)
+		if err != nil || m.GetFlow() == nil {
+			return nil, err
+		}
+		return c.Flow(m.GetFlow()), nil
+	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/explain"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/fqdn"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/hubble"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/identity"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ip"
@@ -43,7 +44,7 @@ import (
 // commands create the subcommands of the program.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
-	policy.Command, fqdn.Command, explain.Command, observe.Command, capture.Command, conntrack.Command,
+	policy.Command, fqdn.Command, explain.Command, observe.Command, hubble.Command, capture.Command, conntrack.Command,
 	bpfmap.Command, check.Command, invocation.RenamedCommand("audit", check.Command),
 	prepare.Command, node.Command, service.Command, backend.Command, shares.Command,
 	controller.Command, store.Command, dev.Command,

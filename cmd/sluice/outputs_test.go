@@ -126,6 +126,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		"explain --from 300 --to 10.244.0.3 --port 80 --source-port 4000", "explain --from 0123 --to 192.0.2.1 --icmp echo",
 		"explain --from 0123 --to 10.96.0.10 --port 80",
 		"explain --from shop/web-0 --to 10.244.0.2 --port 53/udp --at 2001-09-09T01:46:40Z",
+		"hubble history delete --namespace shop", "hubble history delete",
 		"observe", "observe --label app", "observe --label =", "observe --verdict lost",
 		"conntrack list", "conntrack list --limit 1",
 		"conntrack list --state x", "conntrack flush", "conntrack flush --port 53", "conntrack flush --all --dry-run",

@@ -15,6 +15,7 @@ import (
 
 	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
@@ -50,6 +51,7 @@ var (
 	}
 	Store    = Service[storev1.StoreServiceClient]{"store", storev1.NewStoreServiceClient}
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
+	History  = Service[hubblev1.HistoryServiceClient]{"hubble", hubblev1.NewHistoryServiceClient}
 	// Stored has the events of days, if sluice-hubble runs.
 	Stored = Service[datapathv1.ObserverServiceClient]{"hubble", datapathv1.NewObserverServiceClient}
 )

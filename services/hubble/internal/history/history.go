@@ -379,6 +379,10 @@ func (h *History) Next(ctx context.Context, after uint64) (r Record, missed uint
 		if after+1 < h.next {
 			r = h.recent[(after+1-h.first)%Recent]
 			h.mu.Unlock()
+			if r.Data == nil { // deleted
+				after++
+				continue
+			}
 			return r, missed, nil
 		}
 		if h.arrived == nil {

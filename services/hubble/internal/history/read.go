@@ -59,7 +59,9 @@ func (h *History) copy(q Query) *view {
 	v := &view{h: h, q: q}
 	first := h.firstRecent()
 	for n := max(first, q.First); n < h.next && q.wants(n); n++ {
-		v.recent = append(v.recent, h.recent[(n-h.first)%Recent])
+		if r := h.recent[(n-h.first)%Recent]; r.Data != nil { // not deleted
+			v.recent = append(v.recent, r)
+		}
 	}
 	for _, p := range h.parts {
 		for _, s := range p.segments {

@@ -119,6 +119,9 @@ func (o *observing) event(r history.Record) (send func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if m.GetFlow() != nil && m.GetFlow().GetTime() == nil { // the rest of a deleted event
+		return nil, nil
+	}
 	e := flowwire.EventOf(m)
 	if !o.filter.Match(e, labelsIn(m.GetFlow())) {
 		return nil, nil

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/model/shares"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
@@ -88,6 +89,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	peer.RegisterPeerServer(r, s)
 	statusv1.RegisterProcessServiceServer(r, s.o.Process)
 	datapathv1.RegisterObserverServiceServer(r, stored{Server: s})
+	hubblev1.RegisterHistoryServiceServer(r, deletions{history: s.o.History})
 }
 
 // RegisterRemote adds the services for clients of other machines.
@@ -112,6 +114,7 @@ func Methods() rpc.Methods {
 		peer.Peer_Notify_FullMethodName:                    streams,
 		datapathv1.ObserverService_Observe_FullMethodName:  streams,
 		datapathv1.ObserverService_Explain_FullMethodName:  calls,
+		hubblev1.HistoryService_DeleteFlows_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 4}},
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
@@ -313,6 +314,19 @@ func (f *datapath) ListBackendConnections(_ *datapathv1.ListBackendConnectionsRe
 type observer struct {
 	datapathv1.UnimplementedObserverServiceServer
 	node *Node
+}
+
+// deletions delete 7 stored events.
+type deletions struct {
+	hubblev1.UnimplementedHistoryServiceServer
+	node *Node
+}
+
+func (f deletions) DeleteFlows(
+	_ context.Context, r *hubblev1.DeleteFlowsRequest,
+) (*hubblev1.DeleteFlowsResponse, error) {
+	f.node.DeletedFlows = r
+	return &hubblev1.DeleteFlowsResponse{DeletedCount: 7}, nil
 }
 
 // stored is the events of sluice-hubble: those of the datapath, unless the node has others.

@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
@@ -91,6 +92,7 @@ type Node struct {
 	// Endpoints are the listed endpoints; nil: the default two.
 	Endpoints    []*datapathv1.Endpoint
 	Flows        []*datapathv1.Flow
+	DeletedFlows *hubblev1.DeleteFlowsRequest // the last request to delete stored events
 	// Stored are the messages of sluice-hubble instead of those of the datapath.
 	Stored  []*datapathv1.ObserveResponse
 	Deleted *datapathv1.DeleteEndpointRequest   // the last
@@ -183,6 +185,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 			storev1.RegisterStoreServiceServer(s, &keeper{})
 		case "hubble":
 			datapathv1.RegisterObserverServiceServer(s, &stored{observer{node: n}})
+			hubblev1.RegisterHistoryServiceServer(s, deletions{node: n})
 		case "datapath":
 			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})

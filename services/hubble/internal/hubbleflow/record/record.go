@@ -8,6 +8,7 @@
 package record
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -256,11 +257,27 @@ func Event(data []byte) (*datapathv1.ObserveResponse, error) {
 	return m, nil
 }
 
+// Rest returns a record with the ID of a record's event, and nothing else of it. The history keeps it of the latest
+// record if that is deleted, so that the stream of the datapath continues there after a restart.
+func Rest(data []byte) []byte {
+	m, err := Event(data)
+	if err != nil {
+		return nil
+	}
+	rest, err := proto.Marshal(&datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{
+		Flow: &datapathv1.Flow{Uuid: cmp.Or(m.GetFlow().GetUuid(), m.GetRepair().GetUuid())},
+	}})
+	if err != nil {
+		return nil
+	}
+	return rest
+}
+
 // Flow returns a function that converts the flow of a record; to nil, if the event is no flow.
 func Flow(c hubbleflow.Converter) func(data []byte) (*flow.Flow, error) {
 	return func(data []byte) (*flow.Flow, error) {
 		m, err := Event(data)
-		if err != nil || m.GetFlow() == nil {
+		if err != nil || m.GetFlow().GetTime() == nil {
 			return nil, err
 		}
 		return c.Flow(m.GetFlow()), nil

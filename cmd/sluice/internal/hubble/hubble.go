@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package hubble manages the stored events of sluice-hubble.
+package hubble
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
+	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
+)
+
+// Command is `hubble`.
+func Command(inv *invocation.Invocation) *cobra.Command {
+	return invocation.Group("hubble", "Manage the stored events of sluice-hubble",
+		invocation.Group("history", "Manage the stored events of sluice-hubble", deleteCommand(inv)))
+}
+
+func deleteCommand(inv *invocation.Invocation) *cobra.Command {
+	var (
+		namespace, before string
+		dryRun            bool
+	)
+	cmd := &cobra.Command{
+		Use:   "delete",
+		Short: "Delete stored events of a namespace, or before a time",
+		Long: `Delete the events that sluice-hubble has stored on this node: those with an end in a
+namespace, those before a time, or with both flags those that meet both. The events are
+gone from the files and from memory when the command ends. The datapath still remembers
+its latest 4,096 events, and other nodes have events of their own.`,
+		Example: `  sluice hubble history delete --namespace shop
+  sluice hubble history delete --before 24h --dry-run`,
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r := &hubblev1.DeleteFlowsRequest{Namespace: namespace, ValidateOnly: dryRun}
+			if namespace == "" && before == "" {
+				return invocation.Usagef("nothing to delete: give --namespace or --before")
+			}
+			if before != "" {
+				t, err := observe.TimeOf("--before", before, time.Now())
+				if err != nil {
+					return err
+				}
+				r.Before = timestamppb.New(t)
+			}
+			conn, client, err := invocation.Connect(inv, invocation.History)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			// The files of days take longer than --timeout.
+			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Minute)
+			defer cancel()
+			answer, err := client.DeleteFlows(ctx, r)
+			if err != nil {
+				return err
+			}
+			return inv.Show(message.Of(answer), func(w io.Writer) {
+				done := "deleted"
+				if dryRun {
+					done = "to delete"
+				}
+				fmt.Fprintf(w, "%s: %d events\n", done, answer.GetDeletedCount())
+			})
+		},
+	}
+	cmd.Flags().StringVar(&namespace, "namespace", "", "only events with an end in this namespace")
+	cmd.Flags().StringVar(&before, "before", "", "only events before this time, or older than this, in the forms of "+
+		"sluice observe --since")
+	invocation.ValidateFlag(cmd, &dryRun, "show how many events would be deleted; delete nothing")
+	return cmd
+}

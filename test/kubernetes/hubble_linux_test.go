@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-net/sluice/kit/instance"
@@ -61,6 +62,37 @@ func TestHubbleIsAComponentWithoutRights(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	if have := strings.Count(string(out), "# environment\n"); err != nil || have != len(c.Env) {
 		t.Errorf("%v: %d settings come from the environment, want %d:\n%s", err, have, len(c.Env), out)
+	}
+}
+
+// TestMetricsOfHubbleAreScraped: with the component hubble-monitoring, sluice-hubble serves metrics at the port that its
+// container declares and its monitor names. Without the component, it serves none.
+func TestMetricsOfHubbleAreScraped(t *testing.T) {
+	const port = 64729
+	for _, components := range [][]string{{"hubble"}, {"hubble", "hubble-monitoring"}, {
+		"hubble", "monitoring", "hubble-monitoring",
+	}} {
+		all := overlay{
+			resources: []string{"base"}, components: components, settings: map[string]string{"kubernetesAPI": api},
+		}.render(t)
+		pod := all.pod(t)
+		i := slices.IndexFunc(pod.Containers, func(c corev1.Container) bool { return c.Name == "hubble" })
+		c := pod.Containers[i]
+		want := "off"
+		if len(components) > 1 {
+			want = fmt.Sprintf("[127.0.0.1]:%d", port)
+			monitor := get[monitoringv1.PodMonitor](t, all, "PodMonitor/sluice-hubble")
+			ends := monitor.Spec.PodMetricsEndpoints
+			if len(c.Ports) != 1 || c.Ports[0].ContainerPort != port || len(ends) != 1 || *ends[0].Port != c.Ports[0].Name ||
+				monitor.Spec.Selector.MatchLabels["app.kubernetes.io/name"] != "sluice" {
+				t.Errorf("%v: the container has the ports %+v, the monitor is %+v", components, c.Ports, monitor.Spec)
+			}
+		}
+		configuration := all.configuration(t, "hubble")
+		found := listening.FindStringSubmatch(configuration)
+		if found == nil || strings.Trim(found[1], `'"`) != want {
+			t.Errorf("%v: metrics on %q, want %s:\n%s", components, found, want, configuration)
+		}
 	}
 }
 

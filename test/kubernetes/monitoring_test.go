@@ -23,6 +23,9 @@ var metricsPorts = map[string]int32{
 	"identity": 64721, "ipam": 64722, "policy": 64723, "loadbalancer": 64724, "datapath": 64726, "controller": 64725,
 }
 
+// listening is the setting of a process with the address of its metrics.
+var listening = regexp.MustCompile(`(?m)^metrics:\n  # \w+\n  address: (.+)$`)
+
 // api is the address of an API server, set by the operator.
 const api = "https://192.0.2.1:6443"
 
@@ -44,7 +47,6 @@ func TestMonitoringScrapesEveryService(t *testing.T) {
 	for _, e := range monitor.Spec.PodMetricsEndpoints {
 		scraped = append(scraped, *e.Port)
 	}
-	listening := regexp.MustCompile(`(?m)^metrics:\n  # \w+\n  address: (.+)$`)
 	for _, m := range monitor.Spec.Selector.MatchExpressions {
 		names := []string{"sluice", "sluice-status"}
 		if m.Key != "app.kubernetes.io/name" || m.Operator != "In" || !slices.Equal(m.Values, names) {

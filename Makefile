@@ -116,13 +116,23 @@ test-model: build ## Ask a cluster QUESTIONS (20,000) random questions in each m
 		go test -count=1 -v -timeout 4h -run '^TestClusterDoesWhatTheModelSays$$' ./test/cluster
 
 HUBBLE ?= v1.20.2
-.PHONY: test-hubble
-test-hubble: build ## Run the unchanged hubble CLI and hubble-relay of the version HUBBLE (v1.20.2) against two nodes (root; the first build takes minutes)
-	@scripts/tools grpcurl
+.PHONY: bin/hubble
+bin/hubble:
 	@# Their module has replacements, with which "go install" refuses it.
 	@mkdir -p bin/hubble
 	@dir=$$(GOWORK=off go mod download -json github.com/cilium/cilium@$(HUBBLE) | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p') && \
 		GOWORK=off CGO_ENABLED=0 go build -C "$$dir" -buildvcs=false -o $(CURDIR)/bin/hubble/ ./hubble ./hubble-relay
+
+.PHONY: hubble-relay-image
+hubble-relay-image: bin/hubble ## Write the image of hubble-relay of the version HUBBLE (v1.20.2) to bin/images/ (the first build takes minutes)
+	@mkdir -p bin/images
+	@cd tools/ociimage && GOWORK=off go run ./cmd/ociimage -output $(CURDIR)/bin/images/hubble-relay-$$(go env GOARCH).tar \
+		-name sluice.io/hubble-relay:$(HUBBLE) -architecture $$(go env GOARCH) -file /hubble-relay=$(CURDIR)/bin/hubble/hubble-relay \
+		-entrypoint /hubble-relay
+
+.PHONY: test-hubble
+test-hubble: build bin/hubble ## Run the unchanged hubble CLI and hubble-relay of the version HUBBLE (v1.20.2) against two nodes (root; the first build takes minutes)
+	@scripts/tools grpcurl
 	@SLUICE_BIN=$(CURDIR)/bin go test -count=1 -v -timeout 20m -tags hubble -run '^TestHubbleCLI' ./test/cluster
 
 .PHONY: test-install

@@ -57,15 +57,15 @@ func newAuthority(t *testing.T) *authority {
 	return &authority{certificate: certificate, key: key}
 }
 
-// issue writes ca.crt, tls.crt and tls.key for a name to a directory that only a user can read.
-func (a *authority) issue(t *testing.T, dir, name string, user int) {
+// issue writes ca.crt, tls.crt and tls.key for names to a directory that only a user can read.
+func (a *authority) issue(t *testing.T, dir string, user int, names ...string) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), DNSNames: []string{name}, NotBefore: a.certificate.NotBefore,
+		SerialNumber: big.NewInt(time.Now().UnixNano()), DNSNames: names, NotBefore: a.certificate.NotBefore,
 		NotAfter: a.certificate.NotAfter, KeyUsage: x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	}, a.certificate, key.Public(), a.key)
@@ -102,11 +102,17 @@ const hubblePort = 4244
 // listens restarts sluice-hubble of a node, so that it listens at the node's address with a certificate for its name.
 func (a *authority) listens(t *testing.T, n *devnode.Node) {
 	t.Helper()
+	a.listensAs(t, n, []string{n.Name()})
+}
+
+// listensAs is listens with a certificate for other names, and further arguments.
+func (a *authority) listensAs(t *testing.T, n *devnode.Node, names []string, args ...string) {
+	t.Helper()
 	dir := filepath.Join(n.Paths().ServiceStateDir(devnode.Hubble), "tls")
-	a.issue(t, dir, n.Name(), int(instance.HubbleID))
-	if err := n.SetArgs(devnode.Hubble, fmt.Sprintf("--listen-address=%s", hubbleAddress(n)),
+	a.issue(t, dir, int(instance.HubbleID), names...)
+	if err := n.SetArgs(devnode.Hubble, append(args, fmt.Sprintf("--listen-address=%s", hubbleAddress(n)),
 		"--listen-cert="+filepath.Join(dir, "tls.crt"), "--listen-key="+filepath.Join(dir, "tls.key"),
-		"--listen-client-ca="+filepath.Join(dir, "ca.crt")); err != nil {
+		"--listen-client-ca="+filepath.Join(dir, "ca.crt"))...); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Restart(t.Context(), devnode.Hubble); err != nil {
@@ -139,7 +145,7 @@ type hubbleClient struct{ dir string }
 func (a *authority) client(t *testing.T, name string) hubbleClient {
 	t.Helper()
 	c := hubbleClient{filepath.Join(t.TempDir(), "tls")}
-	a.issue(t, c.dir, name, 0)
+	a.issue(t, c.dir, 0, name)
 	return c
 }
 

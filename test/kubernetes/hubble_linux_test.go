@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-net/sluice/kit/instance"
@@ -65,8 +66,8 @@ func TestHubbleIsAComponentWithoutRights(t *testing.T) {
 	}
 }
 
-// TestMetricsOfHubbleAreScraped: with the component hubble-monitoring, sluice-hubble serves metrics at the port that its
-// container declares and its monitor names. Without the component, it serves none.
+// TestMetricsOfHubbleAreScraped: with the component hubble-monitoring, sluice-hubble serves metrics at the port that
+// its container declares and its monitor names. Without the component, it serves none.
 func TestMetricsOfHubbleAreScraped(t *testing.T) {
 	const port = 64729
 	for _, components := range [][]string{{"hubble"}, {"hubble", "hubble-monitoring"}, {
@@ -93,6 +94,57 @@ func TestMetricsOfHubbleAreScraped(t *testing.T) {
 		if found == nil || strings.Trim(found[1], `'"`) != want {
 			t.Errorf("%v: metrics on %q, want %s:\n%s", components, found, want, configuration)
 		}
+	}
+}
+
+// TestRelayConnectsToEveryNode: the component names the files of the Secrets, the names in the certificates and the
+// ports in the same way at both ends. Without an image, kustomize fails and names the missing object.
+func TestRelayConnectsToEveryNode(t *testing.T) {
+	o := overlay{
+		resources: []string{"base"}, components: []string{"hubble", "hubble-relay"},
+		settings: map[string]string{"kubernetesAPI": api}, relayImage: "example.org/hubble-relay:v1.20.2",
+	}
+	all := o.render(t)
+	relay := get[appsv1.Deployment](t, all, "Deployment/hubble-relay").Spec.Template
+	c := relay.Spec.Containers[0]
+	if c.Image != o.relayImage {
+		t.Errorf("the image is %q", c.Image)
+	}
+	if s := c.SecurityContext; s.Capabilities.Add != nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem ||
+		!*relay.Spec.SecurityContext.RunAsNonRoot || *relay.Spec.AutomountServiceAccountToken || relay.Spec.HostNetwork {
+		t.Errorf("it has rights: %+v, %+v", s, relay.Spec)
+	}
+	peers := get[corev1.Service](t, all, "Service/hubble-peer").Spec
+	const peer, port = "hubble-peer.sluice-system.svc", 4244
+	if peers.Ports[0].Port != port || peers.Ports[0].TargetPort.IntVal != port ||
+		peers.Selector["app.kubernetes.io/name"] != "sluice" ||
+		!slices.Contains(c.Args, fmt.Sprintf("--peer-service=%s:%d", peer, port)) {
+		t.Errorf("the peers are %+v, the arguments %v", peers, c.Args)
+	}
+	clients := get[corev1.Service](t, all, "Service/hubble-relay").Spec
+	const name = "app.kubernetes.io/name"
+	if clients.Ports[0].TargetPort.StrVal != c.Ports[0].Name || relay.Labels[name] != clients.Selector[name] ||
+		!slices.Contains(c.Args, fmt.Sprintf("--listen-address=:%d", c.Ports[0].ContainerPort)) {
+		t.Errorf("clients get %+v, the arguments are %v", clients, c.Args)
+	}
+	for _, a := range c.Args {
+		if _, file, ok := strings.Cut(a, "=/"); ok && filepath.Dir("/"+file) != c.VolumeMounts[0].MountPath {
+			t.Errorf("%s is not in %s", a, c.VolumeMounts[0].MountPath)
+		}
+	}
+	configuration := all.configuration(t, "hubble")
+	for _, want := range []string{
+		"address: '[127.0.0.1]:4244'", "serverName: " + peer, "cert: /etc/sluice/hubble/tls.crt",
+		"clientCA: /etc/sluice/hubble/ca.crt",
+	} {
+		if !strings.Contains(strings.ReplaceAll(configuration, `"`, ""), want) {
+			t.Errorf("sluice-hubble has no setting %q:\n%s", want, configuration)
+		}
+	}
+	o.relayImage = ""
+	if _, err := tryRender(t, o.write(t)); err == nil || !strings.Contains(err.Error(), "hubble-relay") ||
+		!strings.Contains(err.Error(), "ConfigMap") {
+		t.Errorf("without an image: %v", err)
 	}
 }
 

@@ -29,6 +29,7 @@ var kinds = map[string]func() any{
 	"v1 Namespace":                func() any { return new(corev1.Namespace) },
 	"v1 ServiceAccount":           func() any { return new(corev1.ServiceAccount) },
 	"v1 ConfigMap":                func() any { return new(corev1.ConfigMap) },
+	"v1 Service":                  func() any { return new(corev1.Service) },
 	"apps/v1 DaemonSet":           func() any { return new(appsv1.DaemonSet) },
 	"apps/v1 Deployment":          func() any { return new(appsv1.Deployment) },
 	monitoring + "PodMonitor":     func() any { return new(monitoringv1.PodMonitor) },
@@ -62,10 +63,20 @@ type objects map[string]any
 // render runs kubectl's kustomize on a directory and decodes the result strictly.
 func render(t *testing.T, dir string) objects {
 	t.Helper()
+	all, err := tryRender(t, dir)
+	if err != nil {
+		t.Fatalf("kustomize %s: %v", dir, err)
+	}
+	return all
+}
+
+// tryRender is render, but returns the error of kustomize.
+func tryRender(t *testing.T, dir string) (objects, error) {
+	t.Helper()
 	tracked(t, deploy)
 	out, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
 	if err != nil {
-		t.Fatalf("kustomize %s: %v", dir, err)
+		return nil, err
 	}
 	all := objects{}
 	for _, r := range out.Resources() {
@@ -91,7 +102,7 @@ func render(t *testing.T, dir string) objects {
 		}
 		all[r.GetKind()+"/"+r.GetName()] = object
 	}
-	return all
+	return all, nil
 }
 
 // get returns one object.
@@ -118,11 +129,18 @@ func (all objects) pod(t *testing.T) corev1.PodSpec {
 type overlay struct {
 	resources, components []string
 	settings              map[string]string
+	relayImage            string // of a ConfigMap hubble-relay; none if empty
 }
 
-// render writes the kustomization next to a copy of deploy/kubernetes, because kustomize accepts only relative paths,
-// and renders it.
+// render renders the kustomization. kustomize accepts only relative paths, so it is written next to a copy of
+// deploy/kubernetes.
 func (o overlay) render(t *testing.T) objects {
+	t.Helper()
+	return render(t, o.write(t))
+}
+
+// write writes the kustomization next to a copy of deploy/kubernetes, and returns its directory.
+func (o overlay) write(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.CopyFS(filepath.Join(dir, "deploy"), os.DirFS(deploy)); err != nil {
@@ -153,18 +171,30 @@ func (o overlay) render(t *testing.T) objects {
 		}
 		kustomization.Patches = []patch{{string(content)}}
 	}
-	content, err := yaml.Marshal(kustomization)
-	if err != nil {
-		t.Fatal(err)
-	}
 	cluster := filepath.Join(dir, "cluster")
 	if err := os.Mkdir(cluster, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if o.relayImage != "" {
+		image := corev1.ConfigMap{Data: map[string]string{"image": o.relayImage}}
+		image.APIVersion, image.Kind, image.Name, image.Namespace = "v1", "ConfigMap", "hubble-relay", "sluice-system"
+		content, err := yaml.Marshal(image)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(cluster, "hubble-relay.yaml"), content, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		kustomization.Resources = append(kustomization.Resources, "hubble-relay.yaml")
+	}
+	content, err := yaml.Marshal(kustomization)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(cluster, "kustomization.yaml"), content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return render(t, cluster)
+	return cluster
 }
 
 // configuration returns the settings that a program derives from the arguments and the environment of its container,

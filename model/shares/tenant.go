@@ -175,13 +175,18 @@ func (t *Tenants) Delete(namespace string) bool { return t.Set(namespace, nil) }
 
 // Of returns the tenant of the objects in a namespace. The namespace of cluster-wide objects is empty.
 func (t *Tenants) Of(namespace string) Tenant {
-	if namespace == "" || namespace == "kube-system" || slices.Contains(t.settings.SystemNamespaces, namespace) {
+	return t.settings.TenantOf(namespace, t.values[namespace])
+}
+
+// TenantOf returns the tenant of the objects in a namespace whose tenant label has this value; empty: it has no such
+// label.
+func (s Settings) TenantOf(namespace, value string) Tenant {
+	switch {
+	case namespace == "" || namespace == "kube-system" || slices.Contains(s.SystemNamespaces, namespace):
 		return System
-	}
-	if value, ok := t.values[namespace]; ok {
+	case value != "":
 		return Labelled(value)
-	}
-	if t.settings.Together {
+	case s.Together:
 		return unlabelled
 	}
 	return Namespace(namespace)

@@ -214,11 +214,13 @@ func (h *History) writeSome(p *part, records []Record, facts []Facts) (n int, er
 		head = appendFrame([]byte(journalMagic), content)
 	}
 	out := head
+	var content []byte
 	for _, r := range records {
 		if n > 0 && s.bytes+int64(len(out)) >= int64(h.segment) {
 			break
 		}
-		out = appendFrame(out, appendRecord(nil, r))
+		content = appendRecord(content[:0], r)
+		out = appendFrame(out, content)
 		n++
 	}
 	h.evict(int64(len(out)))

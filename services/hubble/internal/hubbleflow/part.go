@@ -5,6 +5,7 @@ package hubbleflow
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/shares"
@@ -40,14 +41,12 @@ func isPod(e *datapathv1.FlowEnd) bool {
 }
 
 func (p Parts) tenant(labels []*workloadv1.Label) shares.Tenant {
-	return p.of(labelOf(labels, namespaceKey), labelOf(labels, label.KeyNamespaceLabels+p.Settings.Label()))
-}
-
-// of returns the tenant of a namespace with a value of the tenant label; empty without the label.
-func (p Parts) of(namespace, value string) shares.Tenant {
-	tenants := shares.NewTenants(p.Settings)
-	if value != "" {
-		tenants.Set(namespace, map[string]string{p.Settings.Label(): value})
+	value := ""
+	for _, l := range labels { // without composing the key, because this happens for each event
+		if key, ok := strings.CutPrefix(l.GetKey(), label.KeyNamespaceLabels); ok && key == p.Settings.Label() {
+			value = l.GetValue()
+			break
+		}
 	}
-	return tenants.Of(namespace)
+	return p.Settings.TenantOf(labelOf(labels, namespaceKey), value)
 }

@@ -119,7 +119,7 @@ func (v View) owns(e *flow.Endpoint) bool {
 	if namespace == "" || e.GetNamespace() != namespace {
 		return false
 	}
-	return v.parts.of(namespace, tenant) == v.tenant
+	return v.parts.Settings.TenantOf(namespace, tenant) == v.tenant
 }
 
 // outsider returns the visible part of an end that is no pod of the reader's tenant: no field of a pod, and the

@@ -68,15 +68,17 @@ type Metrics struct {
 	leftOut                        prometheus.Counter
 
 	mu     sync.Mutex
-	series map[string]bool // guarded by mu
-	shared int             // guarded by mu; series beyond the guarantees
-	owned  map[string]int  // guarded by mu; series within the guarantee, by tenant
+	key    []byte                        // guarded by mu; of the series that add looks up
+	series map[string]prometheus.Counter // guarded by mu
+	shared int                           // guarded by mu; series beyond the guarantees
+	owned  map[string]int                // guarded by mu; series within the guarantee, by tenant
 }
 
 // New returns metrics without series.
 func New(o Options) *Metrics {
 	m := &Metrics{
-		enabled: make(map[string]bool), max: o.MaxSeries, series: make(map[string]bool), owned: make(map[string]int),
+		enabled: make(map[string]bool), max: o.MaxSeries, series: make(map[string]prometheus.Counter),
+		owned: make(map[string]int),
 	}
 	for _, name := range o.Names {
 		m.enabled[name] = true
@@ -171,22 +173,28 @@ func (m *Metrics) Count(tenant string, f *flow.Flow) {
 func (m *Metrics) add(
 	tenant, name string, c *prometheus.CounterVec, first, context []string, last ...string,
 ) {
-	values := slices.Concat(first, context, last)
-	key := name + "\x00" + strings.Join(values, "\x00")
-	if !m.admit(tenant, key) {
-		m.leftOut.Inc()
-		return
-	}
-	c.WithLabelValues(values...).Inc()
-}
-
-// admit reports whether a series exists or may be created.
-func (m *Metrics) admit(tenant, key string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.series[key] {
-		return true
+	m.key = append(m.key[:0], name...)
+	for _, values := range [][]string{first, context, last} {
+		for _, v := range values {
+			m.key = append(append(m.key, 0), v...)
+		}
 	}
+	series, ok := m.series[string(m.key)] // does not copy the key
+	if !ok {
+		if !m.admit(tenant) {
+			m.leftOut.Inc()
+			return
+		}
+		series = c.WithLabelValues(slices.Concat(first, context, last)...)
+		m.series[string(m.key)] = series
+	}
+	series.Inc()
+}
+
+// admit reports whether a further series may be created. Called with mu held.
+func (m *Metrics) admit(tenant string) bool {
 	if _, known := m.owned[tenant]; !known && len(m.owned) >= maxTenants-1 {
 		tenant = "" // the tenants without a guarantee of their own
 	}
@@ -198,7 +206,6 @@ func (m *Metrics) admit(tenant, key string) bool {
 	default:
 		return false
 	}
-	m.series[key] = true
 	return true
 }
 

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/test/internal/guide"
 )
 
@@ -125,5 +126,22 @@ func TestKernelFirstHourIsTrue(t *testing.T) {
 		})
 	}
 	n.follow(t, "docs/tutorials/first-hour.md", append(replace, n.addressesOf(t)...)...)
+	n.wantNothingHeld(t)
+}
+
+// TestKernelAnHourAgoIsTrue executes docs/tutorials/an-hour-ago.md.
+func TestKernelAnHourAgoIsTrue(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, func(o *devnode.Options) { o.Hubble = true })
+	var replace []string
+	for _, p := range []string{"ago-web", "ago-client"} {
+		unique := name(t, p+"-")
+		replace = append(replace, p, unique)
+		t.Cleanup(func() { // if the tutorial ends early
+			end := "ip netns pids " + unique + " | xargs -r kill; ip netns del " + unique
+			_ = exec.Command("bash", "-c", end).Run() //nolint:gosec // a namespace of this test
+		})
+	}
+	n.follow(t, "docs/tutorials/an-hour-ago.md", append(replace, n.addressesOf(t)...)...)
 	n.wantNothingHeld(t)
 }

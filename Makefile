@@ -220,7 +220,7 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(ClusterIsUpgraded|NodesOfTwoVersions|Migration|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(ClusterIsUpgraded|NodesOfTwoVersions|Migration|Helm|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
 
 # The suites of Kubernetes' own specs, on clusters of two nodes.
 k8s_suites := netpol services conformance
@@ -273,6 +273,12 @@ test-k8s-migrate: k8s ## Migrate two nodes from the reference plugins and kube-p
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
 	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestMigration$$' .
 
+.PHONY: test-helm
+test-helm: k8s ## Lint and render the chart by Helm 4 and 3, and install, upgrade, roll back and uninstall it on clusters of one node (root)
+	@scripts/tools helm helm3
+	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -run '^TestHelm' .
+
 .PHONY: test-k8s-outages
 test-k8s-outages: k8s ## Stop the API server and etcd for 2 minutes each, of one node and of two in both modes (root)
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
@@ -322,6 +328,14 @@ generate: ## Write generated Go and eBPF objects anew from proto/ and bpf/
 	@scripts/deps generate
 	@scripts/tools buf
 	@scripts/generate
+
+CHART_TAG ?=
+.PHONY: chart
+chart: ## Write bin/sluice-VERSION.tgz: the Helm chart of the version in the file VERSION, for images with the tag CHART_TAG
+	@scripts/tools helm
+	@rm -rf bin/chart
+	@GOWORK=off go -C tools/chart run . -root ../.. -output $(CURDIR)/bin/chart/sluice -tag '$(CHART_TAG)'
+	@bin/tools/helm package bin/chart/sluice --destination bin
 
 .PHONY: tools
 tools: ## Build the pinned developer's tools into bin/tools

@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ip"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ipam"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/migrate"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/node"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
@@ -47,7 +48,7 @@ var commands = []func(*invocation.Invocation) *cobra.Command{
 	policy.Command, fqdn.Command, explain.Command, observe.Command, hubble.Command, capture.Command, conntrack.Command,
 	bpfmap.Command, check.Command, invocation.RenamedCommand("audit", check.Command),
 	prepare.Command, node.Command, service.Command, backend.Command, shares.Command,
-	controller.Command, store.Command, dev.Command,
+	controller.Command, store.Command, migrate.Command, dev.Command,
 	kubernetes.Command, probe.Command, config.Command, config.LogLevelCommand, bugreport.Command,
 	invocation.VersionCommand,
 }

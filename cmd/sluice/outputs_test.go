@@ -105,6 +105,8 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	wrong := nodetest.Write(t, filepath.Dir(web), "wrong.yaml",
 		strings.Replace(nodetest.WebService, "port: 80", "refuse: why", 1))
 	broken := nodetest.Write(t, dir, "broken.yaml", "a: [\n")
+	cilium := nodetest.Write(t, dir, "cilium.yaml", "routingMode: tunnel\nbpf: {masquerade: true}\n"+
+		"egressGateway: {enabled: true}\noperator: {replicas: 1}\n")
 
 	var got strings.Builder
 	keys := map[string]map[string]bool{}
@@ -132,6 +134,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		"conntrack list --state x", "conntrack flush", "conntrack flush --port 53", "conntrack flush --all --dry-run",
 		"map list", "map dump sl_peer",
 		"map dump sl_peer --limit 1", "map dump x", "check", "check --repair", "audit",
+		"migrate from-cilium -f " + cilium, "migrate from-cilium",
 		"policy validate -f " + file, "policy apply", "policy apply -f " + file + " --expect-revision 6",
 		"policy apply -f " + file + " --wait=false", "policy apply -f " + bad, "policy apply -f " + broken,
 		"policy apply -f " + dir,

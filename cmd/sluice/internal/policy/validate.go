@@ -298,6 +298,35 @@ func checkOffline(ctx context.Context, manifests []byte, namespace string, flags
 	}
 }
 
+// Verdict is what sluice-policy says about one document.
+type Verdict struct {
+	Problems    []string // for which it is refused
+	Dropped     []string // fields that do not exist
+	Unsupported []string // parts of an accepted policy that allow less than they say
+	Other       []string // further notes
+}
+
+// CheckOffline checks a stream of documents as `policy validate` does, with flags of sluice-policy. It returns a
+// verdict for each document.
+func CheckOffline(ctx context.Context, manifests []byte, flags []string) ([]Verdict, error) {
+	results, err := checkOffline(ctx, manifests, "", flags)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]Verdict, len(results))
+	for i, of := range results {
+		all[i].Problems, all[i].Dropped = of.Problems, of.Dropped
+		for _, n := range of.Notes {
+			if unsupported(n) {
+				all[i].Unsupported = append(all[i].Unsupported, noteText(n))
+			} else {
+				all[i].Other = append(all[i].Other, noteText(n))
+			}
+		}
+	}
+	return all, nil
+}
+
 // findProgram returns the path of the policy service's program: in the directory of this program, or else in PATH.
 func findProgram() (string, error) {
 	self, err := os.Executable()

@@ -100,6 +100,9 @@ type component struct {
 	alone bool
 }
 
+// onOthers are the components that change what another component adds. A template of the chart cannot express this.
+var onOthers = []string{"hubble-monitoring", "hubble-relay"}
+
 // components lists the components of the manifests, and other directories that the chart offers as components.
 func (m manifests) components() ([]component, error) {
 	all := []component{
@@ -111,6 +114,7 @@ func (m manifests) components() ([]component, error) {
 	if err != nil {
 		return nil, err
 	}
+	entries = slices.DeleteFunc(entries, func(dir string) bool { return slices.Contains(onOthers, dir) })
 	slices.Sort(entries)
 	for i, dir := range entries {
 		c := component{name: camel(dir), resources: []string{"base"}, components: []string{path.Join("components", dir)}}

@@ -71,6 +71,7 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 
 {{- define "sluice.settings.hubble" -}}
 {{- $own := $.Values.containers.hubble.settings }}
+{{- include "sluice.variable" (list "SLUICE_HUBBLE_LISTEN_SERVER_NAME" (dig "listen" "serverName" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_MAX_SIZE" (dig "history" "maxSize" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_MAX_AGE" (dig "history" "maxAge" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_SHARES_TENANT_LABEL" (dig "shares" "tenantLabel" nil $.Values.shared)) }}
@@ -222,4 +223,19 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_RUNTIME_MEMORY_LIMIT" (dig "runtime" "memoryLimit" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_RUNTIME_GC_PERCENT" (dig "runtime" "gcPercent" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHUTDOWN_TIMEOUT" (dig "shutdownTimeout" nil $own)) }}
+{{- end }}
+
+{{- define "sluice.settings.store" -}}
+{{- $own := $.Values.containers.store.settings }}
+{{- include "sluice.variable" (list "SLUICE_STORE_CLIENT_PORT" (dig "clientPort" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_MEMBER_PORT" (dig "memberPort" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_ENROL_PORT" (dig "enrolPort" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_QUOTA" (dig "quota" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_PREFIX" (dig "prefix" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_KUBERNETES_TAKEOVER" (dig "kubernetes" "takeover" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_LOG_LEVEL" (dig "log" "level" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_METRICS_PPROF" (dig "metrics" "pprof" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_RUNTIME_MEMORY_LIMIT" (dig "runtime" "memoryLimit" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_RUNTIME_GC_PERCENT" (dig "runtime" "gcPercent" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_STORE_SHUTDOWN_TIMEOUT" (dig "shutdownTimeout" nil $own)) }}
 {{- end }}

@@ -423,6 +423,31 @@ var All = []Bound{
 		Beyond: "writes are refused, also new label sets of all nodes; reads, deletions and renewals of leases go on",
 		Shown:  "`sluice store status`", Tests: []string{"TestKernelFullStoreRecovers"},
 	},
+	{
+		Name: "names of DNS answers", Process: dns, Setting: "names.max", Default: "16,384", Divided: ByEndpoint,
+		Beyond: taught,
+		Shown:  "`sluice fqdn explain`, `sluice_dns_names`", Tests: []string{"TestPodAboveItsGuaranteeIsRefusedFirst"},
+	},
+	{
+		Name: "addresses of DNS answers", Process: dns, Setting: "names.addresses", Default: "262,144",
+		Divided: ByEndpoint, Beyond: taught,
+		Shown: "`sluice fqdn explain`, `sluice_dns_addresses`", Tests: []string{"TestPodAboveItsGuaranteeIsRefusedFirst"},
+	},
+	{
+		Name: "addresses of a name in DNS answers", Process: dns, Default: "1,024", Divided: PerObject,
+		Beyond: "further addresses of the name are not learned",
+		Shown:  "`sluice fqdn explain`", Tests: []string{"TestAddressesOfOneNameAreBounded"},
+	},
+	{
+		Name: "DNS queries of a pod that wait for their answer", Process: dns, Default: "512", Divided: PerObject,
+		Beyond: "the answer to the oldest query of the pod is dropped",
+		Shown:  "`sluice_dns_answers_total` (`unasked`)", Tests: []string{"TestQueriesOfOnePodAreBounded"},
+	},
+	{
+		Name: "DNS answers to a pod that wait for sluice-policy", Process: dns, Default: "512", Divided: PerObject,
+		Beyond: "further answers to the pod pass, and connections to their new addresses are denied",
+		Shown:  "`sluice_dns_late_total` (`share`)", Tests: []string{"TestHeldAnswersOfOnePodAreBounded"},
+	},
 }
 
 // Texts that the limits of the policy maps share. A fifth of each map is not divided.
@@ -430,6 +455,9 @@ const (
 	datapath = "sluice-datapath"
 	hubble   = "sluice-hubble"
 	store    = "sluice-store"
+	dns      = "sluice-dns"
+	taught   = "answers to pods above their guarantee pass and teach nothing; " +
+		"a pod below it takes what ends first from them"
 	closed   = "tables of a tenant above its share keep only their first rules; if none fits, their pods are isolated"
 	prefixes = "as for tables; a learned address is left out"
 	ofMaps   = "`sluice shares`, `sluice status` of the node, `sluice_datapath_exceeds_share`"

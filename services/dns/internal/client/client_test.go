@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package client
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/dns/internal/exchange"
+	"github.com/sluice-net/sluice/services/dns/internal/rules"
+)
+
+// node has the services that this package calls.
+type node struct {
+	policyv1.UnimplementedPolicyServiceServer
+	identityv1.UnimplementedClusterServiceServer
+	err     error
+	learned *policyv1.LearnNamesRequest
+	forgot  *policyv1.ForgetNamesRequest
+	mapping *identityv1.GetIPMappingResponse
+	streams chan []*policyv1.WatchRuleSetsResponse // messages to send; none: the stream ends, and its token is lost
+}
+
+func (n *node) WatchRuleSets(
+	r *policyv1.WatchRuleSetsRequest, stream grpc.ServerStreamingServer[policyv1.WatchRuleSetsResponse],
+) error {
+	if len(r.GetResumeToken()) > 0 {
+		return status.Error(codes.OutOfRange, "the token is of another run")
+	}
+	for {
+		select {
+		case list := <-n.streams:
+			if list == nil {
+				return status.Error(codes.Unavailable, "stopping")
+			}
+			for _, m := range list {
+				if err := stream.Send(m); err != nil {
+					return err
+				}
+			}
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
+}
+
+func (n *node) LearnNames(_ context.Context, r *policyv1.LearnNamesRequest) (*policyv1.LearnNamesResponse, error) {
+	n.learned = r
+	return &policyv1.LearnNamesResponse{}, n.err
+}
+
+func (n *node) ForgetNames(_ context.Context, r *policyv1.ForgetNamesRequest) (*policyv1.ForgetNamesResponse, error) {
+	n.forgot = r
+	return &policyv1.ForgetNamesResponse{}, n.err
+}
+
+func (n *node) GetIPMapping(
+	context.Context, *identityv1.GetIPMappingRequest,
+) (*identityv1.GetIPMappingResponse, error) {
+	return n.mapping, n.err
+}
+
+func start(t *testing.T) (*node, *grpc.ClientConn) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, s := &node{}, grpc.NewServer()
+	policyv1.RegisterPolicyServiceServer(s, n)
+	identityv1.RegisterClusterServiceServer(s, n)
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(l) }()
+	conn, err := rpcclient.Dial(path, rpcclient.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.Stop()
+		if err := errors.Join(conn.Close(), <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	return n, conn
+}
+
+var addr = netip.MustParseAddr("192.0.2.7")
+
+func TestNamesArePassedToSluicePolicy(t *testing.T) {
+	n, conn := start(t)
+	p := New(conn)
+	err := p.Learn(t.Context(), "a.example.", []netip.Addr{addr, netip.MustParseAddr("2001:db8::7")}, 90*time.Second)
+	if err != nil || n.learned.GetName() != "a.example." || n.learned.GetTtl().AsDuration() != 90*time.Second ||
+		strings.Join(n.learned.GetAddresses(), " ") != "192.0.2.7 2001:db8::7" {
+		t.Errorf("%v, %v", err, n.learned)
+	}
+	if err := p.Forget(t.Context(), "a.example.", addr); err != nil || n.forgot.GetPattern() != "a.example." ||
+		n.forgot.GetAddress() != "192.0.2.7" {
+		t.Errorf("%v, %v", err, n.forgot)
+	}
+	n.err = status.Error(codes.ResourceExhausted, "full")
+	if err := p.Learn(t.Context(), "a.", []netip.Addr{addr}, time.Minute); !errors.Is(err, exchange.ErrNoCapacity) {
+		t.Errorf("full: %v", err)
+	}
+	n.err = status.Error(codes.Unavailable, "stopping")
+	err = p.Learn(t.Context(), "a.", []netip.Addr{addr}, time.Minute)
+	if err == nil || errors.Is(err, exchange.ErrNoCapacity) {
+		t.Errorf("stopping: %v", err)
+	}
+}
+
+func TestAddressesOfTheClusterAreThoseOfSluiceIdentity(t *testing.T) {
+	n, conn := start(t)
+	c := NewCluster(conn)
+	for what, x := range map[string]struct {
+		mapping *identityv1.GetIPMappingResponse
+		err     error
+		want    bool
+		unknown bool
+	}{
+		"pod, node or API server": {
+			&identityv1.GetIPMappingResponse{Mapping: &identityv1.IPMapping{Identity: 6}},
+			nil, true, false,
+		},
+		"range of a node":          {&identityv1.GetIPMappingResponse{RangeNode: "node-b"}, nil, true, false},
+		"outside":                  {nil, status.Error(codes.NotFound, "no mapping"), false, false},
+		"refused mapping":          {&identityv1.GetIPMappingResponse{}, nil, false, false},
+		"identity is not complete": {nil, status.Error(codes.Unavailable, "starting"), false, true},
+	} {
+		n.mapping, n.err = x.mapping, x.err
+		if got, err := c.Has(t.Context(), addr); got != x.want || (err != nil) != x.unknown {
+			t.Errorf("%s: %t, %v", what, got, err)
+		}
+	}
+}
+
+// TestRulesFollowSluicePolicy lists, changes and lists again after a restart of sluice-policy.
+func TestRulesFollowSluicePolicy(t *testing.T) {
+	n, conn := start(t)
+	n.streams = make(chan []*policyv1.WatchRuleSetsResponse)
+	r := rules.New()
+	s := NewRuleSets(conn, r, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	if s.Err() == nil {
+		t.Error("complete before the listing")
+	}
+	upsert := func(number uint32, proxy netv1.Proxy, names ...string) *policyv1.WatchRuleSetsResponse {
+		return &policyv1.WatchRuleSetsResponse{Event: &policyv1.WatchRuleSetsResponse_Upsert{
+			Upsert: &policyv1.RuleSet{Number: number, Proxy: proxy, DnsNames: names},
+		}}
+	}
+	wanted := func(all bool, names ...string) *policyv1.WatchRuleSetsResponse {
+		return &policyv1.WatchRuleSetsResponse{Event: &policyv1.WatchRuleSetsResponse_WantedNames{
+			WantedNames: &policyv1.WantedNames{All: all, DnsNames: names},
+		}}
+	}
+	bookmark := &policyv1.WatchRuleSetsResponse{
+		ResumeToken: []byte("1"), Event: &policyv1.WatchRuleSetsResponse_Bookmark{
+			Bookmark: &policyv1.RuleSetBookmark{SnapshotComplete: true, Revision: 1},
+		},
+	}
+	const dns, http = netv1.Proxy_PROXY_DNS, netv1.Proxy_PROXY_HTTP
+	decides := func(want map[uint16]rules.Verdict) bool {
+		for number, v := range want {
+			if r.Decide(rules.Tag{Egress: number}, "a.example.") != (rules.Decision{Verdict: v, Set: map[bool]uint16{
+				false: number,
+			}[v == rules.Allowed]}) {
+				return false
+			}
+		}
+		return s.Err() == nil
+	}
+	await := func(what string, ok func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(servicetest.Patience); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s: not reached; the watch says %v", what, s.Err())
+			}
+		}
+	}
+	n.streams <- []*policyv1.WatchRuleSetsResponse{
+		upsert(1, dns, "a.example."), upsert(2, dns, "b.example."), upsert(3, http), upsert(4, dns, "a.example."),
+		upsert(5, dns, "a b"), upsert(70_000, dns), wanted(false, "a.example."), bookmark,
+	}
+	await("listing", func() bool {
+		return r.Len() == 3 && !r.Wants("b.example.") && decides(map[uint16]rules.Verdict{
+			1: rules.Allowed, 2: rules.Refused, 3: rules.Unknown, 4: rules.Allowed, 5: rules.Unknown,
+		})
+	})
+	n.streams <- []*policyv1.WatchRuleSetsResponse{
+		upsert(2, dns, "*"), upsert(1, http), {Event: &policyv1.WatchRuleSetsResponse_Delete{Delete: 4}}, wanted(true),
+	}
+	await("changes", func() bool {
+		return r.Wants("b.example.") && decides(map[uint16]rules.Verdict{
+			1: rules.Unknown, 2: rules.Allowed, 4: rules.Unknown,
+		})
+	})
+	n.streams <- nil // the stream ends: sluice-policy restarts
+	n.streams <- []*policyv1.WatchRuleSetsResponse{upsert(6, dns, "a.example."), wanted(false), bookmark}
+	await("second listing", func() bool {
+		return r.Len() == 1 && !r.Wants("a.example.") && decides(map[uint16]rules.Verdict{
+			2: rules.Unknown, 6: rules.Allowed,
+		})
+	})
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package exchange decides about each DNS message of a redirected connection: a query passes if the rules allow its
+// name, and an answer passes after sluice-policy enforces its addresses.
+//
+// Only the answer to a query that this process has passed teaches: another message from the server's port could be
+// forged. After a restart the queries before it are not known; their clients ask again.
+//
+// The package does not send or receive packets.
+package exchange
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-net/sluice/services/dns/internal/message"
+	"github.com/sluice-net/sluice/services/dns/internal/names"
+	"github.com/sluice-net/sluice/services/dns/internal/rules"
+)
+
+// Limits of one pod.
+const (
+	MaxQueries = 512 // without an answer; the oldest is forgotten, and its answer dropped
+	MaxHeld    = 512 // answers that wait for sluice-policy; further ones pass and teach nothing
+)
+
+// queryTime is how long a query waits for its answer.
+const queryTime = 10 * time.Second
+
+// ErrNoCapacity is returned by an Enforcer that has no space for an address. The answer passes, and connections to the
+// address are denied.
+var ErrNoCapacity = errors.New("no space for addresses of DNS names")
+
+// Enforcer is sluice-policy.
+type Enforcer interface {
+	// Learn returns once the kernel allows the addresses of the name wherever a policy selects the name.
+	Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) error
+	// Forget removes an address of a name.
+	Forget(ctx context.Context, name string, addr netip.Addr) error
+}
+
+// Connection is a redirected connection.
+type Connection struct {
+	Client, Server netip.AddrPort
+	Asker          names.Asker // the pod of the client
+	Tag            rules.Tag
+}
+
+// Action says how to handle a message.
+type Action uint8
+
+// The actions.
+const (
+	Release Action = iota + 1 // send it on, unchanged
+	Reply                     // drop the query, and send the reply to the client
+	Drop                      // drop it without an answer
+	Wait                      // a rule set is not known: wait for it with rules.Wait, and ask again
+	Hold                      // call Settle, then release it
+)
+
+// Cluster knows the addresses of the cluster.
+type Cluster interface {
+	// Has reports whether an address belongs to a node, a pod or an API server. An error means that this is not known.
+	Has(ctx context.Context, addr netip.Addr) (bool, error)
+}
+
+// Options describe an Exchange. All fields are required except LearnFrom.
+type Options struct {
+	Rules    *rules.Rules
+	Table    *names.Table
+	Enforcer Enforcer
+	Cluster  Cluster
+	Refusal  rules.Refusal
+	// LearnFrom are the servers that may teach; empty: every server that rules allow.
+	LearnFrom []netip.Prefix
+	// HoldFor is how long an answer waits for sluice-policy.
+	HoldFor time.Duration
+	Now     func() time.Time
+}
+
+// Exchange decides about messages. It is safe for concurrent use.
+type Exchange struct {
+	o       Options
+	Counts  Counts
+	readers sync.Pool // of *reader
+
+	mu      sync.Mutex
+	pods    map[uint32]*pod          // guarded by mu; by endpoint
+	calling map[string]chan struct{} // guarded by mu; names for which Settle calls the enforcer
+}
+
+// Counts are the numbers of messages by their result.
+type Counts struct {
+	Allowed, Refused, Malformed         atomic.Uint64 // queries
+	Answered, Unasked, BadAnswers       atomic.Uint64 // answers: passed, without a query, and refused as malformed
+	Held, Late, NoCapacity, BeyondShare atomic.Uint64 // answers with new addresses
+}
+
+// reader has the buffers for one message.
+type reader struct {
+	query  message.Query
+	answer message.Answer
+	addrs  []names.Address
+	links  []byte
+	chain  []string
+}
+
+// New returns an Exchange.
+func New(o Options) *Exchange {
+	return &Exchange{
+		o: o, pods: make(map[uint32]*pod), calling: make(map[string]chan struct{}),
+		readers: sync.Pool{New: func() any { return &reader{} }},
+	}
+}
+
+// key identifies a query.
+type key struct {
+	client, server  netip.AddrPort
+	id, kind, class uint16
+	name            string
+}
+
+// pod has the queries of one pod without an answer, and the number of its held answers.
+type pod struct {
+	open  map[key]uint64 // number of the latest query with this key
+	order []asked        // oldest first; answered ones stay until they reach the front
+	next  uint64
+	held  int
+}
+
+type asked struct {
+	key
+	number uint64
+	until  time.Time
+}
+
+// Query decides about a query. The reply is appended to dst.
+func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
+	r := x.readers.Get().(*reader) //nolint:forcetypeassert // only readers are put there
+	defer x.readers.Put(r)
+	q := &r.query
+	if err := q.Read(b); err != nil {
+		x.Counts.Malformed.Add(1)
+		code, ok := q.Reply(err)
+		if !ok {
+			return Drop, dst
+		}
+		return Reply, q.AppendAnswer(dst, code, "")
+	}
+	name := string(q.Name())
+	switch x.o.Rules.Decide(c.Tag, name).Verdict {
+	case rules.Allowed:
+		x.Counts.Allowed.Add(1)
+		x.note(c, key{c.Client, c.Server, q.ID, q.Type, q.Class, name})
+		return Release, dst
+	case rules.Unknown:
+		return Wait, dst
+	}
+	x.Counts.Refused.Add(1)
+	if zone, missing := x.o.Refusal.Missing(name); missing {
+		return Reply, q.AppendAnswer(dst, message.NXDomain, zone)
+	}
+	return Reply, q.AppendAnswer(dst, message.Refused, "")
+}
+
+// note remembers a query that is passed on.
+func (x *Exchange) note(c Connection, k key) {
+	now := x.o.Now()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p := x.pods[c.Asker.Endpoint]
+	if p == nil {
+		p = &pod{open: make(map[key]uint64)}
+		x.pods[c.Asker.Endpoint] = p
+	}
+	p.trim(now)
+	if len(p.order) >= MaxQueries {
+		p.drop()
+	}
+	p.next++
+	p.open[k] = p.next
+	p.order = append(p.order, asked{k, p.next, now.Add(queryTime)})
+}
+
+// trim forgets queries at the front that are answered or too old.
+func (p *pod) trim(now time.Time) {
+	for len(p.order) > 0 && (p.open[p.order[0].key] != p.order[0].number || !now.Before(p.order[0].until)) {
+		p.drop()
+	}
+}
+
+// drop forgets the oldest query.
+func (p *pod) drop() {
+	if a := &p.order[0]; p.open[a.key] == a.number {
+		delete(p.open, a.key)
+	}
+	p.order[0] = asked{}
+	p.order = p.order[1:]
+}
+
+// answered reports whether a pod waits for an answer, and forgets its query.
+func (x *Exchange) answered(endpoint uint32, k key) bool {
+	now := x.o.Now()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p := x.pods[endpoint]
+	if p == nil {
+		return false
+	}
+	p.trim(now)
+	_, ok := p.open[k]
+	delete(p.open, k)
+	return ok
+}
+
+// Leave forgets a pod that does not exist any more.
+func (x *Exchange) Leave(endpoint uint32) {
+	x.mu.Lock()
+	delete(x.pods, endpoint)
+	x.mu.Unlock()
+	x.o.Table.Leave(endpoint)
+}
+
+// Held is an answer whose addresses sluice-policy must learn before it is released.
+type Held struct {
+	name    string
+	asker   names.Asker
+	addrs   []names.Address
+	evicted []names.Pair
+	began   time.Time
+}
+
+// Answer decides about an answer. If the action is Hold, Settle must be called, also if the answer is dropped for
+// another reason.
+func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
+	r := x.readers.Get().(*reader) //nolint:forcetypeassert // only readers are put there
+	defer x.readers.Put(r)
+	a := &r.answer
+	if err := a.Read(b); err != nil {
+		x.Counts.BadAnswers.Add(1)
+		return Drop, nil
+	}
+	name := string(a.Name())
+	if !x.answered(c.Asker.Endpoint, key{c.Client, c.Server, a.ID, a.Type, a.Class, name}) {
+		x.Counts.Unasked.Add(1)
+		return Drop, nil
+	}
+	x.Counts.Answered.Add(1)
+	if len(a.Addresses) == 0 || !x.o.Rules.Wants(name) {
+		return Release, nil
+	}
+	now := x.o.Now()
+	r.addrs = r.addrs[:0]
+	for _, addr := range a.Addresses {
+		r.addrs = append(r.addrs, names.Address(addr))
+	}
+	if !x.mayTeach(c.Server.Addr()) {
+		x.o.Table.Refuse(c.Asker, name, r.addrs, names.Server, now)
+		return Release, nil
+	}
+	r.readChain()
+	result := x.o.Table.Learn(c.Asker, name, r.chain, r.addrs, now)
+	if len(result.Enforce) == 0 && len(result.Evicted) == 0 {
+		return Release, nil
+	}
+	if !x.hold(c.Asker.Endpoint) {
+		x.Counts.BeyondShare.Add(1)
+		x.o.Table.NotEnforced(c.Asker, name, result.Enforce, now)
+		return Release, nil
+	}
+	x.Counts.Held.Add(1)
+	return Hold, &Held{name, c.Asker, result.Enforce, result.Evicted, now}
+}
+
+// readChain sets the targets of the chain. It keeps the texts of the answer before where they are equal.
+func (r *reader) readChain() {
+	links := r.answer.Links()
+	for i := range links {
+		r.links = r.answer.AppendLink(r.links[:0], i)
+		if i < len(r.chain) {
+			if r.chain[i] != string(r.links) {
+				r.chain[i] = string(r.links)
+			}
+			continue
+		}
+		r.chain = append(r.chain, string(r.links))
+	}
+	r.chain = r.chain[:links]
+}
+
+func (x *Exchange) mayTeach(server netip.Addr) bool {
+	return len(x.o.LearnFrom) == 0 || slices.ContainsFunc(x.o.LearnFrom, func(p netip.Prefix) bool {
+		return p.Contains(server.Unmap())
+	})
+}
+
+// hold counts a held answer of a pod, unless it has too many.
+func (x *Exchange) hold(endpoint uint32) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	p := x.pods[endpoint]
+	if p == nil || p.held >= MaxHeld {
+		return false
+	}
+	p.held++
+	return true
+}
+
+func (x *Exchange) unhold(endpoint uint32) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if p := x.pods[endpoint]; p != nil && p.held > 0 { // the pod may have gone and come back meanwhile
+		p.held--
+	}
+}
+
+// Settle returns when the answer may be released: sluice-policy enforces its addresses, has no space for them, or did
+// not answer within HoldFor. For each name there is one call at a time.
+func (x *Exchange) Settle(ctx context.Context, h *Held) {
+	defer x.unhold(h.asker.Endpoint)
+	ctx, cancel := context.WithDeadline(ctx, time.Now().Add(x.o.HoldFor-x.o.Now().Sub(h.began)))
+	defer cancel()
+	for _, p := range h.evicted {
+		// If this fails, sluice-policy keeps the address until its time ends.
+		_ = x.o.Enforcer.Forget(ctx, p.Name, p.Addr)
+	}
+	if len(h.addrs) == 0 {
+		return
+	}
+	if !x.lock(ctx, h.name) {
+		x.fail(h, h.addrs, ctx.Err())
+		return
+	}
+	defer x.unlock(h.name)
+	// The call before may have been for the same addresses.
+	left := x.outside(ctx, h, x.o.Table.Missing(h.name, h.addrs, x.o.Now()))
+	slices.SortStableFunc(left, func(a, b names.Address) int { return int(a.TTL/time.Second - b.TTL/time.Second) })
+	for len(left) > 0 {
+		n := batch(left)
+		now := x.o.Now()
+		addrs := make([]netip.Addr, 0, n)
+		for _, a := range left[:n] {
+			addrs = append(addrs, a.Addr)
+		}
+		if err := x.o.Enforcer.Learn(ctx, h.name, addrs, left[0].TTL); err != nil {
+			x.fail(h, left, err)
+			return
+		}
+		x.o.Table.Enforced(h.name, left[:n], now)
+		left = left[n:]
+	}
+}
+
+// outside returns the addresses that do not belong to the cluster, and removes the others. An address is also learned
+// if this is not known, because the rules of sluice-policy allow no address of the cluster by a name.
+func (x *Exchange) outside(ctx context.Context, h *Held, addrs []names.Address) []names.Address {
+	return slices.DeleteFunc(addrs, func(a names.Address) bool {
+		inside, err := x.o.Cluster.Has(ctx, a.Addr)
+		if err != nil || !inside {
+			return false
+		}
+		x.o.Table.Remove(h.name, a.Addr, x.o.Now())
+		x.o.Table.Refuse(h.asker, h.name, []names.Address{a}, names.Cluster, x.o.Now())
+		return true
+	})
+}
+
+// maxBatch is the number of addresses of one call.
+const maxBatch = 256
+
+// batch returns the number of addresses at the front that have the same TTL.
+func batch(list []names.Address) int {
+	n := 1
+	for n < len(list) && n < maxBatch && list[n].TTL == list[0].TTL {
+		n++
+	}
+	return n
+}
+
+// fail notes why addresses are not enforced.
+func (x *Exchange) fail(h *Held, addrs []names.Address, err error) {
+	if errors.Is(err, ErrNoCapacity) {
+		x.Counts.NoCapacity.Add(1)
+	} else {
+		x.Counts.Late.Add(1)
+	}
+	x.o.Table.NotEnforced(h.asker, h.name, addrs, x.o.Now())
+}
+
+// lock waits until no other call for a name runs. It returns false if ctx ends before.
+func (x *Exchange) lock(ctx context.Context, name string) bool {
+	for {
+		x.mu.Lock()
+		busy := x.calling[name]
+		if busy == nil {
+			x.calling[name] = make(chan struct{})
+		}
+		x.mu.Unlock()
+		if busy == nil {
+			return true
+		}
+		select {
+		case <-busy:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+func (x *Exchange) unlock(name string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	close(x.calling[name])
+	delete(x.calling, name)
+}

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package names
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Refusal is an address that was not learned.
+type Refusal struct {
+	Pair
+	Reason Reason
+	Asker  Asker
+	Time   time.Time
+}
+
+// refusals keeps the last refused addresses, each pair once.
+type refusals struct {
+	ring  []Refusal
+	next  int
+	index map[Pair]int
+}
+
+func (r *refusals) add(x Refusal) {
+	if i, ok := r.index[x.Pair]; ok {
+		r.ring[i] = x
+		return
+	}
+	if r.index == nil {
+		r.index = make(map[Pair]int)
+	}
+	if len(r.ring) < maxRefusals {
+		r.index[x.Pair] = len(r.ring)
+		r.ring = append(r.ring, x)
+		return
+	}
+	delete(r.index, r.ring[r.next].Pair)
+	r.ring[r.next] = x
+	r.index[x.Pair] = r.next
+	r.next = (r.next + 1) % maxRefusals
+}
+
+// Entry is an address of a listed name.
+type Entry struct {
+	Addr     netip.Addr
+	Expires  time.Time
+	Enforced time.Time // until when sluice-policy enforces it by an answer; zero: not known
+	Payer    Asker     // the pod to whose share it counts; endpoint 0: none
+}
+
+// Name is a listed name.
+type Name struct {
+	Name    string
+	Chain   []string // targets of the CNAME records of the last answer
+	Entries []Entry  // sorted
+	Payer   Asker
+}
+
+// List returns copies of the names that match and have the address, if it is valid, sorted by name.
+func (t *Table) List(match func(name string) bool, has netip.Addr, now time.Time) []Name {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expire(now)
+	var out []Name
+	for text, n := range t.names {
+		if match(text) && (!has.IsValid() || n.has(has.Unmap())) {
+			out = append(out, t.copyOf(n))
+		}
+	}
+	slices.SortFunc(out, func(a, b Name) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+// Get returns a copy of one name.
+func (t *Table) Get(text string, now time.Time) (Name, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expire(now)
+	if n := t.names[text]; n != nil {
+		return t.copyOf(n), true
+	}
+	return Name{}, false
+}
+
+func (n *name) has(a netip.Addr) bool {
+	_, ok := n.find(a.As16())
+	return ok
+}
+
+func (t *Table) copyOf(n *name) Name {
+	out := Name{Name: n.text, Chain: strings.Fields(n.chain), Payer: t.asker(n.payer)}
+	for _, e := range n.entries {
+		x := Entry{Addr: addrOf(e.addr), Expires: t.time(e.expires), Payer: t.asker(e.payer)}
+		if e.enforced != 0 {
+			x.Enforced = t.time(e.enforced)
+		}
+		out.Entries = append(out.Entries, x)
+	}
+	return out
+}
+
+func (t *Table) asker(endpoint uint32) Asker {
+	return Asker{Endpoint: endpoint, Tenant: t.shares.accounts[endpoint].tenant}
+}
+
+// Refusals returns the addresses of a name that were not learned lately, latest first, unless the table has them now.
+func (t *Table) Refusals(text string) []Refusal {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var out []Refusal
+	for _, r := range t.refusals.ring {
+		if r.Name != text {
+			continue
+		}
+		if n := t.names[text]; n != nil && r.Reason != NotEnforced && n.has(r.Addr) {
+			continue
+		}
+		out = append(out, r)
+	}
+	slices.SortStableFunc(out, func(a, b Refusal) int { return b.Time.Compare(a.Time) })
+	return out
+}
+
+// Delete removes the names that match, or only one address of them if it is valid. It returns the removed addresses.
+func (t *Table) Delete(match func(name string) bool, only netip.Addr, now time.Time) []Pair {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expire(now)
+	var out []Pair
+	for text, n := range t.names {
+		if !match(text) {
+			continue
+		}
+		for i := len(n.entries) - 1; i >= 0; i-- {
+			if a := addrOf(n.entries[i].addr); !only.IsValid() || a == only.Unmap() {
+				out = append(out, Pair{text, a})
+				t.remove(n, i, 0, nil)
+			}
+		}
+		t.order(n)
+	}
+	return out
+}
+
+// Would returns the result that Delete would have.
+func (t *Table) Would(match func(name string) bool, only netip.Addr, now time.Time) (out []Pair) {
+	for _, n := range t.List(match, only, now) {
+		for _, e := range n.Entries {
+			if !only.IsValid() || e.Addr == only.Unmap() {
+				out = append(out, Pair{n.Name, e.Addr})
+			}
+		}
+	}
+	return out
+}
+
+// Remove removes one address of a name, if the table has it.
+func (t *Table) Remove(text string, addr netip.Addr, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.names[text]
+	if n == nil {
+		return
+	}
+	if i, ok := n.find(addr.Unmap().As16()); ok {
+		t.remove(n, i, t.at(now), nil)
+		t.order(n)
+	}
+}
+
+// Share is the use of a bound by one endpoint.
+type Share struct {
+	Asker
+	Names, Addresses                   int
+	NamesGuarantee, AddressesGuarantee int
+}
+
+// Shares returns the use of the bounds by endpoint, sorted. Endpoint 0 has what no pod pays for.
+func (t *Table) Shares() []Share {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := make([]Share, 0, len(t.shares.accounts))
+	for e, acc := range t.shares.accounts {
+		out = append(out, Share{
+			Asker: t.asker(e), Names: acc.used[ofNames], Addresses: acc.used[ofAddresses],
+			NamesGuarantee: t.shares.guarantee(e, ofNames), AddressesGuarantee: t.shares.guarantee(e, ofAddresses),
+		})
+	}
+	slices.SortFunc(out, func(a, b Share) int { return int(int64(a.Endpoint) - int64(b.Endpoint)) })
+	return out
+}
+
+// TakeChanges returns the records of the names that changed since the last call, and the names that do not exist any
+// more.
+func (t *Table) TakeChanges() (records []Name, gone []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for text := range t.changed {
+		if n := t.names[text]; n != nil {
+			records = append(records, t.copyOf(n))
+		} else {
+			gone = append(gone, text)
+		}
+	}
+	clear(t.changed)
+	return records, gone
+}
+
+// Changed notes names again whose changes could not be stored.
+func (t *Table) Changed(records []Name, gone []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range records {
+		t.changed[r.Name] = true
+	}
+	for _, text := range gone {
+		t.changed[text] = true
+	}
+}
+
+// Restore adds stored records, as far as the limits allow. It is not known yet which of them sluice-policy enforces.
+// Restore returns the number of addresses that are left out.
+func (t *Table) Restore(records []Name, now time.Time) (omitted int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, r := range records {
+		n := &name{text: r.Name, payer: r.Payer.Endpoint, index: -1}
+		for _, e := range r.Entries {
+			// The wall clock may have been ahead when the address was learned.
+			left := min(e.Expires.Sub(now), MaxTTL)
+			if left <= 0 {
+				continue // the change is stored below: the name is written without it
+			}
+			if len(n.entries) >= MaxPerName || t.shares.total[ofAddresses] >= t.limits.Addresses ||
+				t.shares.total[ofNames] >= t.limits.Names || t.exclusions.Reason(e.Addr) != Learned {
+				omitted++
+				continue
+			}
+			key := e.Addr.As16()
+			i, known := n.find(key)
+			if known {
+				continue
+			}
+			t.shares.open(e.Payer)
+			t.shares.charge(e.Payer.Endpoint, ofAddresses, 1)
+			n.entries = slices.Insert(n.entries, i, entry{
+				addr: key, payer: e.Payer.Endpoint, expires: t.at(now) + uint32((left+time.Second-1)/time.Second),
+			})
+		}
+		if len(n.entries) != len(r.Entries) {
+			t.changed[r.Name] = true
+		}
+		if len(n.entries) == 0 {
+			continue
+		}
+		t.shares.open(r.Payer)
+		t.shares.charge(r.Payer.Endpoint, ofNames, 1)
+		t.names[r.Name] = n
+		t.noteChain(n, r.Chain)
+		t.order(n)
+	}
+	return omitted
+}

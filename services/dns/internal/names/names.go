@@ -1,0 +1,566 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package names implements the table of the names that answers have taught, with their addresses.
+//
+// The table decides which addresses of an answer are learned: no special addresses, such as loopback, and not more
+// than the share of the pod that asked. It knows until when sluice-policy enforces each address, so that an answer is
+// held only if the kernel does not have its addresses yet. sluice-policy keeps the names by which it evaluates
+// connections; nothing that this table forgets closes a subject.
+//
+// An address stays for its TTL, at least a minute. Which connections use it is known to sluice-policy alone, which
+// keeps it longer.
+package names
+
+import (
+	"bytes"
+	"container/heap"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Limits of the TTL of a learned address, as in sluice-policy.
+const (
+	MinTTL = time.Minute
+	MaxTTL = 7 * 24 * time.Hour
+)
+
+// MaxPerName limits the addresses of one name, as in sluice-policy.
+const MaxPerName = 1024
+
+// maxChain limits the text of the chain that is kept for one name, in bytes.
+const maxChain = 512
+
+// maxRefusals limits the refused addresses that are kept for explanations.
+const maxRefusals = 1024
+
+// Limits are fixed for the lifetime of a table.
+type Limits struct {
+	Names     int
+	Addresses int // of all names together
+}
+
+// Address is an address in an answer.
+type Address struct {
+	Addr netip.Addr
+	TTL  time.Duration
+}
+
+// Pair is an address of a name.
+type Pair struct {
+	Name string
+	Addr netip.Addr
+}
+
+// Result tells the caller of Learn what it must do. With the zero value the answer can be released.
+type Result struct {
+	// Enforce lists the addresses that sluice-policy must learn before the answer is released. Call Enforced afterwards.
+	Enforce []Address
+	// Refused is the number of addresses that were not learned.
+	Refused int
+	// Evicted lists valid addresses that other pods above their guarantee lost. sluice-policy should forget them, so
+	// that it has the space, too.
+	Evicted []Pair
+}
+
+// Table holds names and their addresses. It is safe for concurrent use.
+type Table struct {
+	limits Limits
+	base   time.Time // times in the table are whole seconds after it, by the monotonic clock
+
+	mu         sync.Mutex
+	exclusions *Exclusions      // guarded by mu
+	names      map[string]*name // guarded by mu
+	expiring   expiring         // guarded by mu
+	shares     shares           // guarded by mu
+	refusals   refusals         // guarded by mu
+	changed    map[string]bool  // guarded by mu; names that TakeChanges has not returned; nil: not recorded
+}
+
+// name is one name. Its addresses take 32 bytes each and contain no pointer, because there may be many.
+type name struct {
+	text    string
+	chain   string // targets of the CNAME records of the last answer, each with its final dot, separated by spaces
+	payer   uint32
+	first   uint32  // when its first address expires
+	index   int     // in the heap
+	dirty   bool    // Learn changed it
+	entries []entry // sorted by address
+}
+
+type entry struct {
+	addr     [16]byte
+	payer    uint32
+	expires  uint32
+	enforced uint32 // until when sluice-policy enforces it; 0: not known
+}
+
+// New returns an empty table.
+func New(l Limits, now time.Time) *Table {
+	return &Table{
+		limits: l, base: now, names: make(map[string]*name), shares: newShares(l.Names, l.Addresses),
+		changed: make(map[string]bool),
+	}
+}
+
+// at returns a time in the table. Second 0 is never used, so that 0 means that a time is not known.
+func (t *Table) at(now time.Time) uint32 {
+	return uint32(max(1, now.Sub(t.base)/time.Second+1)) //nolint:gosec // 136 years
+}
+
+func (t *Table) time(at uint32) time.Time { return t.base.Add(time.Duration(at-1) * time.Second) }
+
+func bound(ttl time.Duration) time.Duration { return min(max(ttl, MinTTL), MaxTTL) }
+
+// Len returns the number of names and of addresses.
+func (t *Table) Len() (names, addresses int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.shares.total[ofNames], t.shares.total[ofAddresses]
+}
+
+// Learn stores the addresses of an answer to a query of a pod. chain are the targets of the CNAME records from the name
+// to its addresses. Learn allocates no memory if the table has the addresses already.
+func (t *Table) Learn(by Asker, text string, chain []string, addrs []Address, now time.Time) (out Result) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expire(now)
+	n := t.names[text]
+	if n == nil && len(addrs) == 0 {
+		return out
+	}
+	acc := t.shares.open(by)
+	acc.held = true
+	second := t.at(now)
+	for _, a := range addrs {
+		a.Addr = a.Addr.Unmap()
+		reason := t.exclusions.Reason(a.Addr)
+		if reason == Learned {
+			n, reason = t.learn(by, n, text, a, second, &out)
+		}
+		if reason != Learned {
+			out.Refused++
+			t.refusals.add(Refusal{Pair: Pair{text, a.Addr}, Reason: reason, Asker: by, Time: now})
+		}
+	}
+	if n = t.names[text]; n != nil {
+		t.order(n)
+		t.noteChain(n, chain)
+		if n.dirty {
+			t.change(n)
+			n.dirty = false
+		}
+	}
+	acc.held = false
+	t.shares.close(by.Endpoint)
+	return out
+}
+
+// learn stores one address. It returns the name, which it may have created or, to free capacity, removed.
+func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out *Result) (*name, Reason) {
+	ttl := uint32(bound(a.TTL) / time.Second)
+	key := a.Addr.As16()
+	if n == nil {
+		if !t.admit(by.Endpoint, ofNames, now, out) {
+			return nil, NamesShare
+		}
+		if !t.admit(by.Endpoint, ofAddresses, now, out) {
+			return nil, AddressesShare
+		}
+		n = &name{text: text, payer: by.Endpoint, index: -1}
+		t.names[text] = n
+		t.shares.charge(by.Endpoint, ofNames, 1)
+	}
+	i, known := n.find(key)
+	if !known {
+		if len(n.entries) >= MaxPerName {
+			return n, NameFull
+		}
+		if !t.admit(by.Endpoint, ofAddresses, now, out) {
+			return t.kept(n), AddressesShare
+		}
+		if t.names[text] != n { // it lost its last address, which freed the capacity
+			n = &name{text: text, payer: by.Endpoint, index: -1}
+			t.names[text] = n
+			t.shares.charge(by.Endpoint, ofNames, 1)
+		}
+		i, _ = n.find(key)
+		n.entries = slices.Insert(n.entries, i, entry{addr: key, payer: by.Endpoint})
+		t.shares.charge(by.Endpoint, ofAddresses, 1)
+	}
+	e := &n.entries[i]
+	t.pay(by.Endpoint, n, e)
+	if until := now + ttl; until > e.expires {
+		e.expires, n.dirty = until, true
+	}
+	if e.enforced < now+ttl/2 {
+		out.Enforce = append(out.Enforce, Address{a.Addr, bound(a.TTL)})
+	}
+	return n, Learned
+}
+
+// kept returns a name if it is still in the table.
+func (t *Table) kept(n *name) *name {
+	if t.names[n.text] == n {
+		return n
+	}
+	return nil
+}
+
+// pay charges an address and its name to another pod that uses them, if they fit into that pod's guarantee. So a name
+// that quiet pods use is not lost because the pod that asked first asks for too much.
+func (t *Table) pay(endpoint uint32, n *name, e *entry) {
+	if e.payer != endpoint && t.shares.within(endpoint, ofAddresses) {
+		t.move(&e.payer, endpoint, ofAddresses)
+		n.dirty = true
+	}
+	if n.payer != endpoint && t.shares.within(endpoint, ofNames) {
+		t.move(&n.payer, endpoint, ofNames)
+		n.dirty = true
+	}
+}
+
+func (t *Table) move(payer *uint32, to uint32, bound int) {
+	from := *payer
+	t.shares.charge(from, bound, -1)
+	t.shares.charge(to, bound, 1)
+	*payer = to
+	t.shares.close(from)
+}
+
+// admit reports whether an endpoint may add a name or an address, and frees the capacity for it.
+func (t *Table) admit(endpoint uint32, bound int, now uint32, out *Result) bool {
+	if !t.shares.admits(endpoint, bound) {
+		return false
+	}
+	if t.shares.total[bound] < t.shares.max[bound] {
+		return true
+	}
+	// The endpoint is within its guarantee, so another one is above its own.
+	return t.evict(bound, now, out)
+}
+
+// evictions is the part of a bound that is evicted at a time, so that the search for what ends first is rare.
+const evictions = 1024
+
+// evict removes what ends first of the endpoint that is furthest above its guarantee.
+func (t *Table) evict(bound int, now uint32, out *Result) bool {
+	victim, above := t.shares.furthest(bound)
+	count := min(above, max(1, t.shares.max[bound]/evictions))
+	if count <= 0 {
+		return false
+	}
+	var least soonest
+	for _, n := range t.names {
+		if bound == ofNames {
+			if n.payer == victim {
+				least.add(candidate{n: n, at: last(n)}, count)
+			}
+			continue
+		}
+		for i := range n.entries {
+			if e := &n.entries[i]; e.payer == victim {
+				least.add(candidate{n, e.addr, e.expires}, count)
+			}
+		}
+	}
+	for _, c := range least {
+		if bound == ofNames {
+			for len(c.n.entries) > 0 {
+				t.remove(c.n, len(c.n.entries)-1, now, out)
+			}
+			t.order(c.n)
+			continue
+		}
+		i, ok := c.n.find(c.addr)
+		if ok {
+			t.remove(c.n, i, now, out)
+			t.order(c.n)
+		}
+	}
+	return len(least) > 0
+}
+
+// last returns when the last address of a name expires.
+func last(n *name) (at uint32) {
+	for i := range n.entries {
+		at = max(at, n.entries[i].expires)
+	}
+	return at
+}
+
+// candidate is an address or a name that may be removed.
+type candidate struct {
+	n    *name
+	addr [16]byte
+	at   uint32
+}
+
+// soonest is a heap of the candidates that end first; its root ends last of them.
+type soonest []candidate
+
+func (s soonest) Len() int           { return len(s) }
+func (s soonest) Less(i, j int) bool { return s[i].at > s[j].at }
+func (s soonest) Swap(i, j int)      { s[i], s[j] = s[j], s[i] }
+func (s *soonest) Push(x any)        { *s = append(*s, x.(candidate)) } //nolint:forcetypeassert // called here only
+func (s *soonest) Pop() any {
+	x := (*s)[len(*s)-1]
+	*s = (*s)[:len(*s)-1]
+	return x
+}
+
+func (s *soonest) add(c candidate, most int) {
+	switch {
+	case len(*s) < most:
+		heap.Push(s, c)
+	case c.at < (*s)[0].at:
+		(*s)[0] = c
+		heap.Fix(s, 0)
+	}
+}
+
+// remove removes an address, and its name if it was the last one. out is nil if sluice-policy need not know. The caller
+// calls order afterwards.
+func (t *Table) remove(n *name, i int, now uint32, out *Result) {
+	e := n.entries[i]
+	if out != nil && e.enforced > now {
+		out.Evicted = append(out.Evicted, Pair{n.text, addrOf(e.addr)})
+	}
+	t.shares.charge(e.payer, ofAddresses, -1)
+	n.entries = slices.Delete(n.entries, i, i+1)
+	t.change(n)
+	if len(n.entries) == 0 {
+		delete(t.names, n.text)
+		t.shares.charge(n.payer, ofNames, -1)
+		t.shares.close(n.payer)
+	}
+	t.shares.close(e.payer)
+}
+
+// find returns the position of an address, or where it belongs.
+func (n *name) find(key [16]byte) (i int, known bool) {
+	return slices.BinarySearchFunc(n.entries, key, func(e entry, key [16]byte) int {
+		return bytes.Compare(e.addr[:], key[:])
+	})
+}
+
+func addrOf(a [16]byte) netip.Addr { return netip.AddrFrom16(a).Unmap() }
+
+// noteChain stores the chain of the last answer, as far as its text fits.
+func (t *Table) noteChain(n *name, chain []string) {
+	size := 0
+	for i, c := range chain {
+		if size += len(c) + 1; size > maxChain {
+			chain = chain[:i]
+			break
+		}
+	}
+	if sameChain(n.chain, chain) {
+		return
+	}
+	text := make([]byte, 0, size)
+	for i, c := range chain {
+		if i > 0 {
+			text = append(text, ' ')
+		}
+		text = append(text, c...)
+	}
+	n.chain = string(text)
+	t.change(n)
+}
+
+// sameChain compares without allocating memory, because most answers repeat the chain of the answer before.
+func sameChain(text string, chain []string) bool {
+	for i, c := range chain {
+		if i > 0 {
+			if text == "" || text[0] != ' ' {
+				return false
+			}
+			text = text[1:]
+		}
+		if len(text) < len(c) || text[:len(c)] != c {
+			return false
+		}
+		text = text[len(c):]
+	}
+	return text == ""
+}
+
+// Enforced notes that sluice-policy enforces the addresses of a name for their TTL. enforce is Result.Enforce, or a
+// part of it.
+func (t *Table) Enforced(text string, enforce []Address, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.names[text]
+	if n == nil {
+		return
+	}
+	second := t.at(now)
+	for _, a := range enforce {
+		key := a.Addr.Unmap().As16()
+		i, ok := n.find(key)
+		if ok {
+			n.entries[i].enforced = max(n.entries[i].enforced, second+uint32(bound(a.TTL)/time.Second))
+		}
+	}
+}
+
+// Missing returns the addresses that sluice-policy must still learn, as Learn would.
+func (t *Table) Missing(text string, addrs []Address, now time.Time) (missing []Address) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.names[text]
+	if n == nil {
+		return nil
+	}
+	second := t.at(now)
+	for _, a := range addrs {
+		key := a.Addr.Unmap().As16()
+		i, ok := n.find(key)
+		if ok && n.entries[i].enforced < second+uint32(bound(a.TTL)/time.Second)/2 {
+			missing = append(missing, a)
+		}
+	}
+	return missing
+}
+
+// NotEnforced notes addresses that sluice-policy could not learn, for explanations.
+func (t *Table) NotEnforced(by Asker, text string, addrs []Address, now time.Time) {
+	t.Refuse(by, text, addrs, NotEnforced, now)
+}
+
+// Refuse notes addresses that were not learned, for explanations.
+func (t *Table) Refuse(by Asker, text string, addrs []Address, why Reason, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, a := range addrs {
+		t.refusals.add(Refusal{Pair: Pair{text, a.Addr.Unmap()}, Reason: why, Asker: by, Time: now})
+	}
+}
+
+// Unenforced notes that it is not known any more what sluice-policy enforces, because it has restarted with another
+// state. The next answer of each name teaches its addresses again.
+func (t *Table) Unenforced() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, n := range t.names {
+		for i := range n.entries {
+			n.entries[i].enforced = 0
+		}
+	}
+}
+
+// Exclude sets the addresses that are never learned, and removes those that the table has. It returns the removed
+// addresses that sluice-policy enforces.
+func (t *Table) Exclude(x *Exclusions, now time.Time) []Pair {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.exclusions = x
+	var out Result
+	for _, n := range slices.Collect(maps.Values(t.names)) {
+		for i := len(n.entries) - 1; i >= 0; i-- {
+			if x.Reason(addrOf(n.entries[i].addr)) != Learned {
+				t.remove(n, i, t.at(now), &out)
+			}
+		}
+		t.order(n)
+	}
+	return out.Evicted
+}
+
+// Leave notes that an endpoint does not exist any more. Its names and addresses stay for their TTL, and are the first
+// to be evicted.
+func (t *Table) Leave(endpoint uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.shares.accounts[endpoint] == nil || endpoint == unpaid {
+		return
+	}
+	for _, n := range t.names {
+		for i := range n.entries {
+			if e := &n.entries[i]; e.payer == endpoint {
+				t.move(&e.payer, unpaid, ofAddresses)
+				t.change(n)
+			}
+		}
+		if n.payer == endpoint {
+			t.move(&n.payer, unpaid, ofNames)
+			t.change(n)
+		}
+	}
+}
+
+// Expire removes the addresses whose time is over. It returns when to call it again; zero: nothing will expire.
+func (t *Table) Expire(now time.Time) (wake time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.expire(now)
+	if len(t.expiring) == 0 {
+		return time.Time{}
+	}
+	return t.time(t.expiring[0].first)
+}
+
+func (t *Table) expire(now time.Time) {
+	second := t.at(now)
+	for len(t.expiring) > 0 && t.expiring[0].first <= second {
+		n := t.expiring[0]
+		for i := len(n.entries) - 1; i >= 0; i-- {
+			if n.entries[i].expires <= second {
+				t.remove(n, i, second, nil)
+			}
+		}
+		t.order(n)
+	}
+}
+
+// change notes that the record of a name changed.
+func (t *Table) change(n *name) { t.changed[n.text] = true }
+
+// order puts a name into its place of the heap, or out of it if it has no address any more.
+func (t *Table) order(n *name) {
+	first := uint32(0)
+	for i := range n.entries {
+		if at := n.entries[i].expires; first == 0 || at < first {
+			first = at
+		}
+	}
+	was := n.first
+	n.first = first
+	switch {
+	case len(n.entries) == 0 && n.index >= 0:
+		heap.Remove(&t.expiring, n.index)
+	case len(n.entries) == 0:
+	case n.index < 0:
+		heap.Push(&t.expiring, n)
+	case was != first:
+		heap.Fix(&t.expiring, n.index)
+	}
+}
+
+// expiring is a heap of the names by the time when their first address expires.
+type expiring []*name
+
+func (e expiring) Len() int           { return len(e) }
+func (e expiring) Less(i, j int) bool { return e[i].first < e[j].first }
+func (e expiring) Swap(i, j int) {
+	e[i], e[j] = e[j], e[i]
+	e[i].index, e[j].index = i, j
+}
+
+func (e *expiring) Push(x any) {
+	n := x.(*name) //nolint:forcetypeassert // only called from here
+	n.index = len(*e)
+	*e = append(*e, n)
+}
+
+func (e *expiring) Pop() any {
+	end := len(*e) - 1
+	n := (*e)[end]
+	(*e)[end], n.index = nil, -1
+	*e = (*e)[:end]
+	return n
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Sluice-dns evaluates the DNS messages of redirected connections, and passes the addresses of allowed names to
+// sluice-policy before it releases an answer.
+//
+// It is not complete: nothing redirects packets to it yet, so it enforces nothing and learns nothing. It is not part of
+// an installation. See docs/reference/dns.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/services/dns/internal/client"
+	"github.com/sluice-net/sluice/services/dns/internal/exchange"
+	"github.com/sluice-net/sluice/services/dns/internal/names"
+	"github.com/sluice-net/sluice/services/dns/internal/rules"
+	"github.com/sluice-net/sluice/services/dns/internal/server"
+	"github.com/sluice-net/sluice/services/dns/internal/store"
+)
+
+func main() { os.Exit(process.Run("dns", defaults, run)) }
+
+func run(ctx context.Context, p *process.Process, cfg Config) error {
+	table := names.New(names.Limits{Names: cfg.Names.Max, Addresses: cfg.Names.Addresses}, time.Now())
+	table.Exclude(cfg.exclusions(), time.Now())
+	var file *store.Store
+	if err := p.Phase("load names", func() error {
+		s, list, aside, err := store.Open(cfg.StateDir)
+		if err != nil {
+			return err
+		}
+		file = s
+		if aside != nil {
+			p.Log.Error("the file of learned names was put aside; starting without names", "file", store.AsideName,
+				log.Err(aside))
+		}
+		if omitted := table.Restore(list, time.Now()); omitted > 0 {
+			p.Log.Warn("addresses were not restored: they are beyond the limits, or never learned", "addresses", omitted)
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	saver := &saver{table: table, file: file, log: p.Log}
+	p.OnExit(func() error { return errors.Join(saver.save(), file.Close()) })
+	conn, err := p.Dial(cfg.Policy, 0)
+	if err != nil {
+		return err
+	}
+	cluster, err := p.Dial(cfg.Identity, 0)
+	if err != nil {
+		return err
+	}
+	sets := rules.New()
+	followed := client.NewRuleSets(conn, sets, p.Log)
+	messages := exchange.New(exchange.Options{
+		Rules: sets, Table: table, Enforcer: client.New(conn), Cluster: client.NewCluster(cluster),
+		Refusal: cfg.refusal, LearnFrom: cfg.learnFrom, HoldFor: cfg.Hold, Now: time.Now,
+	})
+	if err := p.Metrics.Register(server.NewMetrics(server.Sources{
+		Table: table, Rules: sets, RuleSets: followed.Err, Counts: &messages.Counts, State: file.Problem,
+	})); err != nil {
+		return err
+	}
+	service := server.New(server.Options{
+		Table: table, Rules: sets, Now: time.Now,
+		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
+			p.LogLevel, p.Log),
+	})
+	if err := p.Confine(sandbox.Files{Write: []string{cfg.StateDir}}); err != nil {
+		return err
+	}
+	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})
+	if err != nil {
+		return err
+	}
+	p.Log.Warn("nothing redirects packets to this process yet: it enforces nothing")
+	p.Go("names", saver.run)
+	p.Go("rule sets", followed.Run)
+	srv.SetAllServing(true)
+	p.Ready()
+	return p.Serve(ctx, srv)
+}

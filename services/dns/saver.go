@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/dns/internal/names"
+	"github.com/sluice-net/sluice/services/dns/internal/store"
+)
+
+// savePause is the time between writes. A killed process loses what was learned since: the next answer is then held
+// once more.
+const savePause = time.Second
+
+// saver removes expired addresses, and writes what has changed.
+type saver struct {
+	table *names.Table
+	file  *store.Store
+	log   *slog.Logger
+	stuck bool // the last write failed
+}
+
+func (s *saver) run(ctx context.Context) error {
+	tick := time.NewTicker(savePause)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			s.table.Expire(time.Now())
+			_ = s.save() // it is logged, and the metric says that it failed
+		}
+	}
+}
+
+// save writes the changes since the last call. If this fails, the next call writes them.
+func (s *saver) save() error {
+	records, gone := s.table.TakeChanges()
+	err := s.file.Save(records, gone)
+	if err != nil {
+		s.table.Changed(records, gone)
+	}
+	if err != nil && !s.stuck {
+		s.log.Error("learned names are not written; retrying", log.Err(err))
+	}
+	if err == nil && s.stuck {
+		s.log.Info("learned names are written again")
+	}
+	s.stuck = err != nil
+	return err
+}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package fqdn shows and deletes the DNS names that the policy service has learned.
+// Package fqdn shows, adds and deletes the DNS names that the policy service has learned.
 package fqdn
 
 import (
@@ -19,13 +19,14 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+	dnsv1 "github.com/sluice-net/sluice/proto/gen/sluice/dns/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
 // Command is `fqdn`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("fqdn", "Show and delete learned DNS names",
-		listCommand(inv), deleteCommand(inv))
+	return invocation.Group("fqdn", "Show, add and delete learned DNS names",
+		listCommand(inv), explainCommand(inv), learnCommand(inv), deleteCommand(inv))
 }
 
 // client shortens the calls of package invocation.
@@ -154,6 +155,14 @@ func forget(ctx context.Context, inv *invocation.Invocation, req *policyv1.Forge
 	out, err := invocation.Ask(ctx, inv, invocation.Policy, client.ForgetNames, req)
 	if err != nil {
 		return err
+	}
+	// Afterwards, so that sluice-dns does not regard an address as enforced that sluice-policy has just deleted.
+	if !req.GetValidateOnly() && invocation.Runs(inv, invocation.DNS) {
+		if _, err := invocation.Ask(ctx, inv, invocation.DNS, dnsv1.DNSServiceClient.DeleteNames, &dnsv1.DeleteNamesRequest{
+			Pattern: req.GetPattern(), Address: req.GetAddress(),
+		}); err != nil {
+			return fmt.Errorf("deleted from sluice-policy and the kernel, but sluice-dns may still have the names: %w", err)
+		}
 	}
 	done := message.Of(out, message.Fact{Key: "validateOnly", Value: req.GetValidateOnly()})
 	return inv.Show(done, func(w io.Writer) {

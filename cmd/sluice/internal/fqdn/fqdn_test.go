@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
+	dnsv1 "github.com/sluice-net/sluice/proto/gen/sluice/dns/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
@@ -106,5 +107,104 @@ func TestNamesAndPatternsAreChecked(t *testing.T) {
 		if (checkPattern(text) == nil) != want {
 			t.Errorf("%q: want %v", text, want)
 		}
+	}
+}
+
+func TestNamesAreLearnedByHand(t *testing.T) {
+	n := nodetest.New(t, Command)
+	for _, c := range []struct {
+		args []string
+		used bool
+		want string
+	}{
+		{nil, true, "Added 2 addresses to api.example.com, also to the kernel."},
+		{nil, false, "Added 2 addresses to api.example.com. No policy of this node selects the name."},
+		{[]string{"--dry-run"}, true, "Nothing was added: --dry-run. Policies of this node select api.example.com."},
+		{[]string{"--dry-run"}, false, "Nothing was added: --dry-run. No policy of this node selects api.example.com."},
+	} {
+		n.Policy.Used = c.used
+		args := append([]string{"fqdn", "learn", "api.example.com", "192.0.2.7", "2001:DB8::7", "--ttl", "90m"}, c.args...)
+		out, _ := n.Want(t, 0, args...)
+		nodetest.WantLines(t, out, c.want)
+		if r := n.Policy.Learned; r.GetName() != "api.example.com" || r.GetTtl().AsDuration() != 90*time.Minute ||
+			strings.Join(r.GetAddresses(), " ") != "192.0.2.7 2001:db8::7" || r.GetValidateOnly() != (len(c.args) > 0) {
+			t.Errorf("asked for %v", r)
+		}
+	}
+	n.Policy.Learned = nil
+	for _, bad := range [][]string{
+		{},
+		{"a"},
+		{"", "192.0.2.7"},
+		{"*.a", "192.0.2.7"},
+		{"a", "b"},
+		{"a", "fe80::1%eth0"},
+		{"a", "192.0.2.7", "--ttl", "0s"},
+	} {
+		n.Want(t, invocation.ExitUsage, append([]string{"fqdn", "learn"}, bad...)...)
+	}
+	if n.Policy.Learned != nil {
+		t.Errorf("a mistake asked for %v", n.Policy.Learned)
+	}
+}
+
+func TestNameIsExplained(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "fqdn", "explain", "api.example.com")
+	nodetest.WantLines(t, out,
+		"sluice-policy has no addresses for api.example.com, so no policy allows a connection by this name.",
+		"sluice-dns does not run on this node: only `sluice fqdn learn` and LearnNames add addresses.")
+	n.Policy.Names = names()[:1]
+	asker := &dnsv1.Asker{EndpointIndex: 7, Tenant: "namespace shop"}
+	dns := &nodetest.DNS{Explanation: &dnsv1.ExplainNameResponse{
+		Name: &dnsv1.TaughtName{
+			Name: "api.example.com.", Chain: []string{"edge.example.", "cdn.example."},
+			Addresses: []*dnsv1.TaughtAddress{{Address: "192.0.2.7", Asker: asker}},
+		},
+		AllowingSets: []uint32{3}, RefusingSetCount: 2,
+	}}
+	for reason := range dnsv1.RefusalReason_name {
+		if reason != 0 {
+			dns.Explanation.Refused = append(dns.Explanation.Refused, &dnsv1.RefusedAddress{
+				Address: "127.0.0.1", Reason: dnsv1.RefusalReason(reason), Asker: asker, Time: timestamppb.Now(),
+			})
+		}
+	}
+	n.StartDNS(t, dns)
+	out, _ = n.Want(t, 0, "fqdn", "explain", "API.example.com.")
+	nodetest.WantLines(t, out, "NAME ADDRESS VALID FOR FORGOTTEN IN USED BY",
+		"sluice-dns has 1 valid address from answers.",
+		"The last answer led to edge.example. and cdn.example. by CNAME.",
+		"No policy selects the name, so its addresses are not learned.", "Of 3 rule sets, 1 allow queries for the name.",
+		"NOT LEARNED ENDPOINT TENANT LAST ANSWER REASON",
+		"127.0.0.1 7 namespace shop 0s ago loopback, link-local, multicast or another special address")
+	if strings.Contains(out, "REFUSAL_REASON") {
+		t.Errorf("a reason has no text: %s", out)
+	}
+	out, _ = n.Want(t, 0, "fqdn", "explain", "api.example.com", "-o", "json")
+	if !strings.Contains(out, `"reason": "special-address"`) || !strings.Contains(out, `"usedBy"`) {
+		t.Errorf("printed %s", out)
+	}
+	for _, bad := range [][]string{{}, {""}, {"*"}, {"a", "b"}} {
+		n.Want(t, invocation.ExitUsage, append([]string{"fqdn", "explain"}, bad...)...)
+	}
+}
+
+func TestNamesAreDeletedFromTheProxyToo(t *testing.T) {
+	n := nodetest.New(t, Command)
+	dns := &nodetest.DNS{}
+	n.StartDNS(t, dns)
+	n.Want(t, 0, "fqdn", "delete", "*", "--dry-run")
+	if dns.Deleted != nil {
+		t.Errorf("--dry-run deleted %v", dns.Deleted)
+	}
+	n.Want(t, 0, "fqdn", "delete", "a.example.com", "--address", "192.0.2.7")
+	if r := dns.Deleted; r.GetPattern() != "a.example.com" || r.GetAddress() != "192.0.2.7" {
+		t.Errorf("asked for %v", r)
+	}
+	dns.DeleteError = status.Error(codes.Unavailable, "stopping")
+	_, errOut := n.Want(t, invocation.ExitFailed, "fqdn", "delete", "*")
+	if !strings.Contains(errOut, "may still have the names") {
+		t.Errorf("printed %s", errOut)
 	}
 }

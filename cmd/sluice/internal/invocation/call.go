@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -15,6 +17,7 @@ import (
 
 	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	dnsv1 "github.com/sluice-net/sluice/proto/gen/sluice/dns/v1"
 	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -51,10 +54,22 @@ var (
 	}
 	Store    = Service[storev1.StoreServiceClient]{"store", storev1.NewStoreServiceClient}
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
-	History  = Service[hubblev1.HistoryServiceClient]{"hubble", hubblev1.NewHistoryServiceClient}
+	// DNS is sluice-dns, which no installation starts yet: call Runs before.
+	DNS     = Service[dnsv1.DNSServiceClient]{"dns", dnsv1.NewDNSServiceClient}
+	History = Service[hubblev1.HistoryServiceClient]{"hubble", hubblev1.NewHistoryServiceClient}
 	// Stored has the events of days, if sluice-hubble runs.
 	Stored = Service[datapathv1.ObserverServiceClient]{"hubble", datapathv1.NewObserverServiceClient}
 )
+
+// Runs reports whether the socket of a service exists.
+func Runs[C any](inv *Invocation, s Service[C]) bool {
+	path, err := inv.Socket(s.name)
+	if err != nil {
+		return false
+	}
+	_, err = os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}
 
 // Name returns the name of the service's process without "sluice-".
 func (s Service[C]) Name() string { return s.name }

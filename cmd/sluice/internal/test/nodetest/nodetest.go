@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	controllerv1 "github.com/sluice-net/sluice/proto/gen/sluice/controller/v1"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	dnsv1 "github.com/sluice-net/sluice/proto/gen/sluice/dns/v1"
 	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
@@ -209,6 +210,22 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		}
 	})
 	return n
+}
+
+// StartDNS starts sluice-dns, which a node does not have by default.
+func (n *Node) StartDNS(t *testing.T, d *DNS) {
+	t.Helper()
+	if err := os.Mkdir(filepath.Join(n.RunDir, "dns"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(n.RunDir, "dns", "dns.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	dnsv1.RegisterDNSServiceServer(s, d)
+	n.servers["dns"] = &server{Server: s, served: make(chan struct{})}
+	go n.servers["dns"].serve(l)
 }
 
 // Stop stops a service of the node. Its socket is removed when Stop returns.

@@ -54,6 +54,8 @@ type policy struct {
 	Listed   *policyv1.ListNamesRequest
 	Forgot   *policyv1.ForgetNamesRequest
 	ForgetOf error
+	Learned  *policyv1.LearnNamesRequest
+	Used     bool // whether a policy uses names
 
 	Missing map[string]string // files that were never read → reason
 }
@@ -356,6 +358,16 @@ func (f *policy) ListNames(req *policyv1.ListNamesRequest,
 		}
 	}
 	return nil
+}
+
+// LearnNames implements the service.
+func (f *policy) LearnNames(
+	_ context.Context, req *policyv1.LearnNamesRequest,
+) (*policyv1.LearnNamesResponse, error) {
+	f.Mu.Lock()
+	defer f.Mu.Unlock()
+	f.Learned = req
+	return &policyv1.LearnNamesResponse{Used: f.Used}, nil
 }
 
 // ForgetNames implements the service.

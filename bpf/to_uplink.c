@@ -2,10 +2,10 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * Packets that the host's stack sends out for local pods. Answers to outside clients of a service
- * get the service's address as source. With native routing, packets to pods of other nodes are
- * evaluated with their current addresses, because the stack may have translated the destination.
- * All other packets pass. Runs at the egress hook of an uplink.
+ * Packets that the host's stack sends out for local pods. Replies to outside clients of a service
+ * get the service's address as source. With native routing, policy is evaluated here for packets
+ * to pods of other nodes, because the stack may have translated their destination (DNAT). All
+ * other packets are forwarded. Runs at the egress hook of an uplink.
  */
 
 #define SL_PROGRAM SL_PROGRAM_TO_UPLINK

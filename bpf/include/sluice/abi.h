@@ -510,7 +510,7 @@ struct SL_LAYOUT_NOW {
 	__u32 id_resp;
 	__u16 rule_eg; /* the rule that allowed egress; 0: a default */
 	__u16 rule_in;
-	__u32 front; /* the service front that it began with; 0: none */
+	__u32 front; /* service front by which it was opened; 0: none */
 	__u16 nat_port; /* SL_ZONE_TRANSIT: the source port that the backend sees; 0: none yet */
 	__u16 nat_address; /* SL_ZONE_TRANSIT: index of the source address in sl_own, plus 1 */
 	/* node port or SL_ZONE_ASKED: index in sl_own of the requested address, plus 1 */
@@ -780,7 +780,7 @@ struct sl_packet {
 	struct sl_side egress; /* sides of the connection that it belongs to */
 	struct sl_side ingress;
 	__u32 vni; /* identity in the tunnel key; 0: it did not come from a tunnel */
-	__u32 front; /* front of the service that its connection began with; 0: none */
+	__u32 front; /* service front by which its connection was opened; 0: none */
 	__u16 asked_port; /* with translated: dport before translation */
 	__u16 asked_at; /* node port: index in sl_own of the requested address, plus 1 */
 	/* with translated: dst before translation; with readdressed: src in the frame */

@@ -191,9 +191,9 @@ func (f *fabric) wantWorld(t *testing.T, src netip.Addr, c cut) {
 	}
 }
 
-// TestKernelFragmentsOfAHostsSocketAreTheHosts shows that packets of a node's socket belong to the node, at a
-// pod of another node and at a local pod, also in fragments.
-func TestKernelFragmentsOfAHostsSocketAreTheHosts(t *testing.T) {
+// TestKernelFragmentsOfAHostSocketHaveTheIdentityOfTheNode shows that packets of a node's socket have the
+// identity of the node, at a pod of another node and at a local pod, also in fragments.
+func TestKernelFragmentsOfAHostSocketHaveTheIdentityOfTheNode(t *testing.T) {
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		t.Run(routingNames[routing], func(t *testing.T) {
 			eachGuard(t, routing, func(t *testing.T, f *fabric) {
@@ -341,9 +341,9 @@ func removeTable(t *testing.T, name string) {
 	must(t, "delete the rules", conn.Flush())
 }
 
-// TestKernelMarkOfAPodIsNobodyElses shows that a process of the node cannot send packets with the address of a
+// TestKernelHostProcessCannotSendAsAPod shows that a process of the node cannot send packets with the address of a
 // pod and the mark of the pod's program.
-func TestKernelMarkOfAPodIsNobodyElses(t *testing.T) {
+func TestKernelHostProcessCannotSendAsAPod(t *testing.T) {
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		t.Run(routingNames[routing], func(t *testing.T) {
 			eachGuard(t, routing, func(t *testing.T, f *fabric) {
@@ -519,10 +519,10 @@ func TestKernelLargeDatagramsAreAnswered(t *testing.T) {
 	}
 }
 
-// TestKernelRepairKeepsTheMarksOfFragments shows that no fragment that the stack copies into the tunnel lacks a
-// mark while the firewall is repaired, even after another component has changed it. No fragment counts as sent
-// by the node after the firewall was removed.
-func TestKernelRepairKeepsTheMarksOfFragments(t *testing.T) {
+// TestKernelFragmentsKeepTheirMarkDuringRepairs shows that every fragment that the stack copies into the tunnel
+// has a mark while the firewall rules are repaired, even if another component has changed the rules. After the
+// rules were removed, fragments have no mark, and the receiving node does not attribute them to the sending node.
+func TestKernelFragmentsKeepTheirMarkDuringRepairs(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	trackConnections(t, f.a.ns)
 	g := f.a.guarded(t, f.b)
@@ -570,7 +570,7 @@ func TestKernelRepairKeepsTheMarksOfFragments(t *testing.T) {
 	close(stop)
 	<-ended
 	if from := f.b.from(t, f.a.addr6, cuts[2].port); from == identity.RemoteNode {
-		t.Errorf("without a firewall they are node a's")
+		t.Errorf("without a firewall, fragments without a mark are attributed to node a")
 	}
 }
 
@@ -607,9 +607,9 @@ func TestKernelFragmentsPastTheTunnelAreDropped(t *testing.T) {
 	})
 }
 
-// TestKernelResetsOfTheHostAreTheHosts shows that a pod that may only receive answers gets the RST for a closed
+// TestKernelResetsOfANodeHaveItsIdentity shows that a pod that may only receive answers gets the RST for a closed
 // port of its node, and of the other node: the kernel sends IPv6 resets without a socket.
-func TestKernelResetsOfTheHostAreTheHosts(t *testing.T) {
+func TestKernelResetsOfANodeHaveItsIdentity(t *testing.T) {
 	for _, routing := range []Routing{RoutingOverlay, RoutingNative} {
 		t.Run(routingNames[routing], func(t *testing.T) {
 			eachGuard(t, routing, func(t *testing.T, f *fabric) {

@@ -60,9 +60,9 @@ func TestKernelARevokedConnectionSurvivesTheEvictionOfItsEntry(t *testing.T) {
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK|flagPSH), event.PolicyDenied))
 }
 
-// TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver: a record is removed when it was not used for the life of
-// a connection; denied packets keep the record and the entry.
-func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
+// TestKernelCollectorRemovesIdleRecordsOfRevokedConnections: the collector removes a record that no packet has used for
+// connections.tcpEstablished; denied packets count as use.
+func TestKernelCollectorRemovesIdleRecordsOfRevokedConnections(t *testing.T) {
 	for family, v6 := range []bool{false, true} {
 		t.Run([]string{"IPv4", "IPv6"}[family], func(t *testing.T) {
 			th := newTheatre(t, v6)
@@ -82,9 +82,9 @@ func TestKernelTheCollectorForgetsRevokedConnectionsThatAreOver(t *testing.T) {
 	}
 }
 
-// TestKernelPickUpResumesWhenWhatWasForgottenIsOver: after a revoked connection could not be recorded, no connection of
-// its ends is picked up for the life of a connection.
-func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
+// TestKernelPickUpResumesWhenUnrecordedConnectionsHaveExpired: if a revoked connection cannot be recorded, its two
+// endpoints pick up no connections for connections.tcpEstablished. A collector that starts waits as long.
+func TestKernelPickUpResumesWhenUnrecordedConnectionsHaveExpired(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
 	begin := cl.now.Load()
@@ -109,7 +109,7 @@ func TestKernelPickUpResumesWhenWhatWasForgottenIsOver(t *testing.T) {
 	setPolicy(t, th.k, th.pods["b"].Slot, endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
 	th.expect(t, say("a", "b", segment(4000, 80, flagACK), event.PolicyDenied))
 	if c, err := th.k.Connections.Counters(); err != nil || c.Unremembered != 1 {
-		t.Errorf("%d connections are not remembered, %v, want 1", c.Unremembered, err)
+		t.Errorf("%d revoked connections could not be recorded, %v, want 1", c.Unremembered, err)
 	}
 	check(8100, 2)
 	check(16099, 2)

@@ -480,9 +480,9 @@ func reuseAddr(_, _ string, c syscall.RawConn) (err error) {
 	}), err)
 }
 
-// TestKernelTranslationOutlivesTheList: a connection keeps its backend when the list changes; UDP leaves a
-// removed backend (INV-101).
-func TestKernelTranslationOutlivesTheList(t *testing.T) {
+// TestKernelConnectionKeepsItsBackendWhenTheListChanges: a TCP connection keeps its backend even if the backend is
+// removed; a UDP flow moves to another backend when its own is removed (INV-101).
+func TestKernelConnectionKeepsItsBackendWhenTheListChanges(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
 	var backends []netip.AddrPort
@@ -527,9 +527,9 @@ func TestKernelTranslationOutlivesTheList(t *testing.T) {
 	}
 }
 
-// TestKernelEventsNameWhatWasAsked: the verdict event of a connection to a service has the address of the service and
-// the address of the backend.
-func TestKernelEventsNameWhatWasAsked(t *testing.T) {
+// TestKernelConnectionRecordsFrontAndBackend: the conntrack entry of a connection to a service has the front of the
+// service and the address of the backend.
+func TestKernelConnectionRecordsFrontAndBackend(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
 	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)
@@ -547,9 +547,9 @@ func TestKernelEventsNameWhatWasAsked(t *testing.T) {
 	}
 }
 
-// TestKernelNodePortAnswersAtTheAddressThatWasAsked: a pod uses a node port at one of the node's many
+// TestKernelNodePortRepliesFromTheRequestedAddress: a pod uses a node port at one of the node's many
 // addresses, and the answer comes from that address.
-func TestKernelNodePortAnswersAtTheAddressThatWasAsked(t *testing.T) {
+func TestKernelNodePortRepliesFromTheRequestedAddress(t *testing.T) {
 	n := newServiceNode(t)
 	client := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer)
 	server := newPod(t, n.k, "sl-server", 20, endpointmap.DeliverPeer)

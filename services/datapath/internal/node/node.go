@@ -268,7 +268,7 @@ func othersIn(entries []ipmap.Entry) (o cluster.Others) {
 			o.Nodes = append(o.Nodes, e.Prefix.Addr())
 		}
 	}
-	// Other nodes are only reached by addresses of their devices.
+	// Only addresses of devices are used to reach another node, not its overlay addresses.
 	o.Nodes = slices.DeleteFunc(o.Nodes, func(a netip.Addr) bool {
 		return slices.ContainsFunc(o.Ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 	})

@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 )
 
-// TestOthersAreReadFromTheIPCache reads the ranges of other nodes and the addresses of their devices, which are the
-// node addresses outside these ranges.
-func TestOthersAreReadFromTheIPCache(t *testing.T) {
+// TestRangesAndAddressesOfOtherNodesAreReadFromTheIPCache: node addresses inside a pod range are left out, because
+// only the addresses of devices are used to reach another node.
+func TestRangesAndAddressesOfOtherNodesAreReadFromTheIPCache(t *testing.T) {
 	entry := func(prefix string, id identity.Numeric, node uint16) ipmap.Entry {
 		return ipmap.Entry{Prefix: netip.MustParsePrefix(prefix), Info: ipmap.Info{Identity: id, Node: node}}
 	}
@@ -31,6 +31,6 @@ func TestOthersAreReadFromTheIPCache(t *testing.T) {
 		Ranges: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}, Nodes: []netip.Addr{netip.MustParseAddr("192.0.2.2")},
 	}
 	if !reflect.DeepEqual(got, want) {
-		t.Errorf("others are %+v, want %+v", got, want)
+		t.Errorf("ranges and addresses of other nodes: %+v, want %+v", got, want)
 	}
 }

@@ -421,9 +421,9 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 	return p, nil
 }
 
-// resumePickUp allows connections to be picked up again when every revoked connection without a record must
-// have been idle for the life of a connection. A collector that starts assumes that the latest one was revoked
-// just before.
+// resumePickUp allows connections to be picked up again once every revoked connection without a record must have
+// expired: Timeouts.TCPEstablished after the latest one. A collector that starts assumes that the latest one was
+// revoked just before.
 func (c *Collector) resumePickUp(now uint32, unremembered uint64) {
 	switch {
 	case unremembered != c.unremembered:

@@ -71,13 +71,13 @@ var (
 	cut   = Peer{Said: true, Valid: true, Silence: time.Minute}
 )
 
-// TestNodeThatIsCutOffDoubtsNodesThatAreNot: 15 minutes after the service became unavailable, or lost the store, the
-// node stops trusting nodes that are not cut off, until it hears from the store again. Nodes without a recent answer,
-// or whose answers do not report their silence, are not trusted either.
-func TestNodeThatIsCutOffDoubtsNodesThatAreNot(t *testing.T) {
+// TestNodeThatIsCutOffTrustsOnlyNodesThatAreCutOff: 15 minutes after the identity service became unavailable or lost
+// the store, the node trusts only nodes that are cut off, too, until it hears from the store again. Nodes without a
+// recent answer, or whose answers do not report when they last heard from the store, are not trusted.
+func TestNodeThatIsCutOffTrustsOnlyNodesThatAreCutOff(t *testing.T) {
 	for name, away := range map[string]func(m *machine){
 		"the service is unavailable":       func(m *machine) { m.err = errors.New("away") },
-		"the service has started anew":     func(m *machine) { m.answer.Heard = false },
+		"the service has restarted":        func(m *machine) { m.answer.Heard = false },
 		"the service hears from no store":  func(m *machine) {},
 		"the clock of the service stopped": func(m *machine) { m.answer.Silence = time.Second; m.err = errors.New("away") },
 	} {
@@ -120,10 +120,10 @@ func TestNodeThatIsCutOffDoubtsNodesThatAreNot(t *testing.T) {
 	}
 }
 
-// TestWhenANodeHeardSurvivesProcesses: restarts of the process do not extend the time for which mappings are trusted.
-// After a reboot, or with a corrupt file, the node counts as cut off. Without a file, as after an upgrade, the time
-// starts now.
-func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
+// TestRestartsDoNotExtendTrust: the time at which the node last heard from the store is kept across restarts of the
+// process, so restarts do not extend the time for which mappings are trusted. After a reboot, or with a corrupt file,
+// the node counts as cut off. Without a file, as after an upgrade, the time starts now.
+func TestRestartsDoNotExtendTrust(t *testing.T) {
 	m := newMachine(t)
 	m.peers = map[string]Peer{"hears": hears}
 	m.pass(time.Hour)
@@ -134,7 +134,7 @@ func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
 		m.expect("in the first minutes", map[string]bool{"hears": true})
 	}
 	m.pass(2 * time.Minute)
-	m.expect("after 16 minutes of many processes", map[string]bool{"hears": false})
+	m.expect("after 16 minutes with many restarts", map[string]bool{"hears": false})
 	m.now += 24 * time.Hour // suspended
 	m.err = nil
 	m.pass(5 * time.Second)
@@ -166,9 +166,9 @@ func TestWhenANodeHeardSurvivesProcesses(t *testing.T) {
 	m.expect("without a file, later", map[string]bool{"hears": false})
 }
 
-// TestServiceOfAnEarlierVersionLeavesEverythingAsItWas tests a service that does not report its silence: all mappings
-// are trusted.
-func TestServiceOfAnEarlierVersionLeavesEverythingAsItWas(t *testing.T) {
+// TestWithAServiceOfAnEarlierVersionAllMappingsAreTrusted tests an identity service that does not report how long it
+// has not heard from the store.
+func TestWithAServiceOfAnEarlierVersionAllMappingsAreTrusted(t *testing.T) {
 	m := newMachine(t)
 	m.peers, m.err = map[string]Peer{"hears": hears}, ErrUnsupported
 	m.pass(time.Hour)

@@ -143,7 +143,7 @@ func checkTrees(roots []uint32, nodes []portNode, rules int) error {
 			return 0, bad("Nodes: index %d of %d", i, len(nodes))
 		}
 		if heights[i] == 1 {
-			return 0, bad("Nodes: node %d is below itself", i)
+			return 0, bad("Nodes: node %d is its own descendant", i)
 		}
 		if heights[i] != 0 {
 			return heights[i], nil
@@ -156,7 +156,7 @@ func checkTrees(roots []uint32, nodes []portNode, rules int) error {
 		}
 		for j, v := range n.value {
 			if j > 0 && n.high[j] < n.high[j-1] {
-				return 0, bad("Nodes: node %d does not ascend", i)
+				return 0, bad("Nodes: the upper bounds in node %d are not in ascending order", i)
 			}
 			if v&childBit == 0 {
 				if !names(uint16(v>>16), noAdminRule, min(rules, nodetable.MaxAdminRules)) || !names(uint16(v), noOtherRule, rules) {
@@ -169,13 +169,13 @@ func checkTrees(roots []uint32, nodes []portNode, rules int) error {
 				return 0, err
 			}
 			if nodes[v&^childBit].high[fanout-1] < n.high[j] {
-				return 0, bad("Nodes: node %d does not cover its place in node %d", v&^childBit, i)
+				return 0, bad("Nodes: node %d ends before its entry in node %d", v&^childBit, i)
 			}
 			top = max(top, below)
 		}
 		heights[i] = top + 1
 		if top > treeDepth {
-			return 0, bad("Nodes: node %d is a tree of more than %d steps", i, treeDepth)
+			return 0, bad("Nodes: the tree below node %d has more than %d levels", i, treeDepth)
 		}
 		return heights[i], nil
 	}
@@ -184,7 +184,8 @@ func checkTrees(roots []uint32, nodes []portNode, rules int) error {
 			return fmt.Errorf("class %d: %w", class, err)
 		}
 		if nodes[root].high[fanout-1] != ^uint32(0) {
-			return bad("Classes: the list of class %d ends at %#x", class, nodes[root].high[fanout-1])
+			return bad("Classes: the tree of class %d ends at %#x, want %#x",
+				class, nodes[root].high[fanout-1], ^uint32(0))
 		}
 	}
 	for i := range nodes {

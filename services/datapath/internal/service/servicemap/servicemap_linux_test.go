@@ -453,7 +453,7 @@ func TestKernelBackendThatComesBackIsAnotherGeneration(t *testing.T) {
 	if back.Number != lost.Number || back.Generation != lost.Generation+1 {
 		t.Errorf("it was added again as %+v, was %+v", back, lost)
 	}
-	// the earlier removal does not free it
+	// The backend was added again, so the collection of its earlier removal must not free its entry.
 	i.collectAll(t)
 	i.sound(t)
 	if raw := i.store.backend(ip4, back.Number); raw.state != backendActive {

@@ -76,7 +76,7 @@ var adminRows = map[string]row{
 	},
 	"adminpolicy.IngressRule.from": {
 		required: true,
-		about:    "Peers, from 1 to 25.",
+		about:    "1 to 25 peers.",
 		example:  "[" + onePeer + "]",
 		other:    "[{namespaces: {matchLabels: {a: b}}}]",
 	},
@@ -95,7 +95,7 @@ var adminRows = map[string]row{
 	},
 	"adminpolicy.EgressRule.to": {
 		required: true,
-		about:    "Peers, from 1 to 25.",
+		about:    "1 to 25 peers.",
 		example:  "[" + onePeer + "]",
 		other:    "[{namespaces: {matchLabels: {a: b}}}]",
 	},
@@ -233,7 +233,7 @@ var oldAdminRows = map[string]row{
 	},
 	"adminpolicy.OldIngressRule.from": {
 		required: true,
-		about:    "Peers, from 1 to 100.",
+		about:    "1 to 100 peers.",
 		example:  "[" + onePeer + "]",
 		other:    "[{namespaces: {matchLabels: {a: b}}}]",
 	},
@@ -256,7 +256,7 @@ var oldAdminRows = map[string]row{
 	},
 	"adminpolicy.OldEgressRule.to": {
 		required: true,
-		about:    "Peers, from 1 to 100.",
+		about:    "1 to 100 peers.",
 		example:  "[" + onePeer + "]",
 		other:    "[{namespaces: {matchLabels: {a: b}}}]",
 	},

@@ -2985,17 +2985,17 @@ func (x *DiffPeer) GetPrefix() string {
 // DiffPorts is an interval of ports whose verdict changes.
 type DiffPorts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// IP protocol number, first of the interval.
+	// First IP protocol number of the interval.
 	FirstProtocol uint32 `protobuf:"varint,1,opt,name=first_protocol,json=firstProtocol,proto3" json:"first_protocol,omitempty"`
-	// Port, first of the interval; type << 8 | code for ICMP.
+	// First port of the interval; for ICMP, type << 8 | code.
 	FirstPort uint32 `protobuf:"varint,2,opt,name=first_port,json=firstPort,proto3" json:"first_port,omitempty"`
-	// IP protocol number, last of the interval.
+	// Last IP protocol number of the interval.
 	LastProtocol uint32 `protobuf:"varint,3,opt,name=last_protocol,json=lastProtocol,proto3" json:"last_protocol,omitempty"`
-	// Port, last of the interval.
+	// Last port of the interval; for ICMP, type << 8 | code.
 	LastPort uint32 `protobuf:"varint,4,opt,name=last_port,json=lastPort,proto3" json:"last_port,omitempty"`
-	// Old verdict.
+	// Verdict before the change.
 	Before Action `protobuf:"varint,5,opt,name=before,proto3,enum=sluice.policy.v1.Action" json:"before,omitempty"`
-	// New verdict.
+	// Verdict after the change.
 	After         Action `protobuf:"varint,6,opt,name=after,proto3,enum=sluice.policy.v1.Action" json:"after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -190,7 +190,7 @@ func (p kubectlSluice) captureEnds(connect func()) {
 	cmd, errOut = p.capture("shop/web", "--write="+file)
 	connect()
 	p.kubectl("--namespace=sluice-system", "delete", "pod", "--selector=app.kubernetes.io/name=sluice-capture", "--now")
-	if err := cmd.Wait(); err == nil || !strings.Contains(errOut.String(), "has not ended as it should") {
+	if err := cmd.Wait(); err == nil || !strings.Contains(errOut.String(), "the capture is incomplete after") {
 		p.Errorf("cut off, it ends with %v: %s", err, errOut)
 	}
 	p.readCapture(file, netip.Addr{}, netip.Addr{})

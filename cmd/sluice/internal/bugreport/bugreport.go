@@ -49,7 +49,7 @@ func command(inv *invocation.Invocation, fileLimit, answerLimit int) *cobra.Comm
 		Short: "Collect information for the analysis of a fault of this node in an archive",
 		Long: `Collect information for the analysis of a fault of this node in an archive: the answers of
 the services as JSON, their settings, metrics and logs, policies with their manifests,
-remembered events, and the state of network, processes, kernel and mounts. Passwords,
+stored events, and the state of network, processes, kernel and mounts. Passwords,
 tokens, keys and users in URLs are replaced, and no environment variables or key files are
 read. Check the archive before you share it.
 

@@ -327,7 +327,7 @@ func TestHistoryShowsChangesAlsoOfDeletedEndpoints(t *testing.T) {
 		t.Errorf("JSON: %v\n%s", err, out)
 	}
 	_, errOut := n.Want(t, invocation.ExitFailed, "endpoint", "history", "shop/absent")
-	if !strings.Contains(errOut, "no remembered change of container or pod shop/absent") {
+	if !strings.Contains(errOut, "no recorded change of container or pod shop/absent") {
 		t.Errorf("an unknown name: %s", errOut)
 	}
 	n.Want(t, invocation.ExitUsage, "endpoint", "history", "a", "b")

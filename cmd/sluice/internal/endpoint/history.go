@@ -80,7 +80,7 @@ func changesOfName(all []*datapathv1.ListEndpointEventsResponse, text string) (
 		return nil, err
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("no remembered change of container or pod %s; see `sluice endpoint history`",
+		return nil, fmt.Errorf("no recorded change of container or pod %s; see `sluice endpoint history`",
 			output.Printable(text))
 	}
 	named := map[workload.Owner]bool{}

@@ -30,7 +30,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return printList(cmd.Context(), inv, all) },
 	}
 	list.Flags().BoolVar(&all, "all", false, "also list the reserved identities")
-	return invocation.Group("identity", "Show identities: numbers of label sets", list,
+	return invocation.Group("identity", "Show identities and their label sets", list,
 		&cobra.Command{
 			Use: "get NUMBER", Short: "Show an identity and what holds it on this node", Args: invocation.Args(1, "a number"),
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },

@@ -95,7 +95,7 @@ type Invocation struct {
 // Root returns the root command with its subcommands and global flags.
 func (c *Invocation) Root(commands ...func(*Invocation) *cobra.Command) *cobra.Command {
 	root := c.Bare("sluice")
-	root.Short = "Show and run a Sluice node"
+	root.Short = "Inspect and operate a Sluice node"
 	root.Long = `Show the state of a Sluice node, apply and explain network policies, and run whole nodes
 for development. sluice asks the services of the node over their sockets, which root and
 members of group 65700 may open. Members of the group may read; commands that change

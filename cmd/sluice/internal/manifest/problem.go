@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
 )
 
-// documentField matches a document (from 0) and a field in it, as services name them.
+// documentField matches the field of a validation error: the index of a document, from 0, and a field of that document.
 var documentField = regexp.MustCompile(`^(?:manifests|documents?)\[(\d+)\]\.?(.*)$`)
 
 // InDocuments replaces the positions of documents in a service's validation errors by files and lines.

@@ -29,7 +29,7 @@ import (
 // Flags contains the filters and the output options of `observe`, as given on the command line.
 type Flags struct {
 	Follow bool // also show new events
-	Last   uint // the number of remembered events to show; 0: all
+	Last   uint // the number of stored events to show; 0: all
 
 	since, until string
 	file         string
@@ -172,8 +172,9 @@ func (o *Flags) Add(f *pflag.FlagSet) {
 	f.BoolVarP(&o.Follow, "follow", "f", false, "also show new events, until interrupted")
 	f.StringVar(&o.since, "since", "",
 		"show events since this long ago, for example 1m, or since a time: "+timeForms)
-	f.StringVar(&o.until, "until", "", "show events until then, in the same forms; also ends --follow")
-	f.UintVar(&o.Last, "last", 0, "show only the latest N of the remembered events that meet the filters, at most 4096")
+	f.StringVar(&o.until, "until", "",
+		"show events until this long ago, or until a time, as in --since; also ends --follow")
+	f.UintVar(&o.Last, "last", 0, "show only the latest N of the stored events that meet the filters, at most 4096")
 	for _, k := range kinds {
 		f.Var(kindFlag{k, o}, k.name, k.help)
 	}
@@ -355,7 +356,7 @@ func (o *Flags) Until(now time.Time) (t time.Time, ok bool, err error) {
 func (o *Flags) request(now time.Time, n *names) (*datapathv1.ObserveRequest, error) {
 	req := &datapathv1.ObserveRequest{Follow: o.Follow, Last: uint32(o.Last)}
 	if o.Last > 4096 {
-		return nil, invocation.Usagef("--last: %d is more than 4096, the number of remembered events", o.Last)
+		return nil, invocation.Usagef("--last: %d is more than 4096, the largest number of stored events", o.Last)
 	}
 	if o.not {
 		return nil, invocation.Usagef("--not: no filter follows")

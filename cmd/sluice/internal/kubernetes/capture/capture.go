@@ -240,7 +240,7 @@ func (c *capture) copy(ctx context.Context, pod, container string, to *local.Str
 	case err == nil:
 		err = errors.New("the stream ended early")
 	}
-	return fmt.Errorf("the capture has not ended as it should; %d packets came: %w", to.Packets(), err)
+	return fmt.Errorf("the capture is incomplete after %d packets: %w", to.Packets(), err)
 }
 
 // started waits until the pod of the Job runs.

@@ -76,7 +76,7 @@ type observer struct {
 	inv    *invocation.Invocation
 	client *kubectl.Client
 	args   func(node string) ([]string, error) // arguments of `sluice` in the pod of a node
-	last   int                                 // number of remembered events to show; 0: all
+	last   int                                 // number of stored events to show; 0: all
 	until  time.Time
 	file   observe.Output // nil: standard output
 	today  time.Time

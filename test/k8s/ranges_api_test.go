@@ -419,8 +419,9 @@ func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
 	}
 	regarding := "Node " + ownNode + " " + of.Metadata.UID
 	want := []addressEvent{{
-		"Warning", "PodRangeExhausted", "no IPv4 address is left for new pods: 10.11.0.0/29 has 5 in use, 0 leased, " +
-			"0 in quarantine and 3 reserved of 8; run fewer pods here, or give nodes larger ranges (docs/ipam.md, " +
+		"Warning", "PodRangeExhausted",
+		"no IPv4 address is left for new pods: 10.11.0.0/29 has 5 of 8 addresses in use, " +
+			"0 leased, 0 in quarantine and 3 reserved; run fewer pods here, or give nodes larger ranges (docs/ipam.md, " +
 			`"A node without free addresses")`, regarding,
 	}}
 	said := func(what string) {
@@ -460,7 +461,8 @@ func TestAPINodeWithoutAddressesSaysSo(t *testing.T) {
 	// An address is free for a minute.
 	a.release("held-3")
 	want = append(want, addressEvent{
-		"Normal", "PodRangeAvailable", "new pods find addresses again: 10.11.0.0/29 has 1 free of 8", regarding,
+		"Normal", "PodRangeAvailable",
+		"addresses for new pods are available again: 10.11.0.0/29 has 1 of 8 addresses free", regarding,
 	})
 	late := time.Now().Add(3 * time.Minute)
 	for len(a.addressEvents()) < 2 && time.Now().Before(late) {

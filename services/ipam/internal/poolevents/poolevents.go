@@ -152,12 +152,12 @@ const maxRanges = 8
 // exhausted describes the full ranges, and what to do.
 func exhausted(e *ipam.ExhaustedError) string {
 	text := fmt.Sprintf("no %s address is left for new pods: %s", e.Family, ranges(e.Pools, func(f ipam.Figures) string {
-		return fmt.Sprintf("%s has %d in use, %d leased, %d in quarantine and %d reserved of %d",
-			f.Prefix, f.Confirmed, f.Leased, f.Quarantined, f.Reserved, f.Size)
+		return fmt.Sprintf("%s has %d of %d addresses in use, %d leased, %d in quarantine and %d reserved",
+			f.Prefix, f.Confirmed, f.Size, f.Leased, f.Quarantined, f.Reserved)
 	}))
 	for _, f := range e.Pools {
 		if f.Quarantined > 0 {
-			text += "; those in quarantine come back by themselves"
+			text += "; addresses in quarantine become free by themselves"
 			break
 		}
 	}
@@ -172,8 +172,8 @@ func available(sum *ipam.Summary) string {
 			serving = append(serving, f)
 		}
 	}
-	return "new pods find addresses again: " + ranges(serving, func(f ipam.Figures) string {
-		return fmt.Sprintf("%s has %d free of %d", f.Prefix, f.Free, f.Size)
+	return "addresses for new pods are available again: " + ranges(serving, func(f ipam.Figures) string {
+		return fmt.Sprintf("%s has %d of %d addresses free", f.Prefix, f.Free, f.Size)
 	})
 }
 

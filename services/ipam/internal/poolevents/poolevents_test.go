@@ -66,8 +66,9 @@ func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.
 		state(time.Hour, "", "full, but no pod was refused")
 		k.Answered(refused(0))
 		state(time.Hour, podrange.Exhausted, "a pod was refused")
-		const want = "no IPv4 address is left for new pods: 10.1.0.0/29 has 5 in use, 0 leased, 0 in quarantine and 3 " +
-			`reserved of 8; run fewer pods here, or give nodes larger ranges (docs/ipam.md, "A node without free addresses")`
+		const want = "no IPv4 address is left for new pods: 10.1.0.0/29 has 5 of 8 addresses in use, 0 leased, 0 in " +
+			"quarantine and 3 reserved; run fewer pods here, or give nodes larger ranges (docs/ipam.md, " +
+			`"A node without free addresses")`
 		if got := k.Note().Message; got != want {
 			t.Errorf("it says %q, want %q", got, want)
 		}
@@ -90,7 +91,8 @@ func TestShortageBeginsWithARefusalAndEndsWhenThereWasRoomForAMinute(t *testing.
 			t.Errorf("the shortage is since %s, want %s", got, since)
 		}
 		state(20*time.Second, podrange.Available, "free addresses for a minute")
-		const free = "new pods find addresses again: 10.1.0.0/29 has 2 free of 8, fd00:1::/125 has 1 free of 8"
+		const free = "addresses for new pods are available again: 10.1.0.0/29 has 2 of 8 addresses free, " +
+			"fd00:1::/125 has 1 of 8 addresses free"
 		if got := k.Note().Message; got != free {
 			t.Errorf("it says %q, want %q", got, free)
 		}

@@ -482,8 +482,8 @@ func refused(t *testing.T, who string, c store.Credentials) {
 	}
 }
 
-// TestKernelNodeWithTheRightsOfAnotherWritesNothing is node a, which was taken over, against node b, the settings of
-// all and etcd itself.
+// TestKernelNodeWithTheRightsOfAnotherWritesNothing shows that the compromised node a cannot change the keys of node
+// b, the settings of the cluster, or etcd itself.
 func TestKernelNodeWithTheRightsOfAnotherWritesNothing(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Table maps the errors of a service's core to answers. The first row that matches an error
-// decides, so the row of a wrapper must follow the rows of the errors that it may wrap.
+// Table maps the errors of a service's core to the status of a call. The first row that matches an
+// error is used, so the row of a wrapper must follow the rows of the errors that it may wrap.
 //
 // A context error that no row matches keeps the code of the context, without a reason.
 type Table struct {
@@ -26,7 +26,7 @@ type Table struct {
 	Otherwise protoreflect.Enum
 }
 
-// Row maps one kind of error. On and OnType create rows.
+// Row maps one kind of error to a code, a reason and details. On, OnType and OnTypeOfAll create rows.
 type Row struct {
 	Code    codes.Code
 	Reason  Reason

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/test/etcdtest"
 )
 
-// put writes a key as a node that was taken would.
+// put writes a key directly to etcd, as a compromised node could.
 func put(t *testing.T, c *clientv3.Client, key string, value any) {
 	t.Helper()
 	if _, err := c.Put(t.Context(), testPrefix+key, toJSON(value)); err != nil {
@@ -25,10 +25,10 @@ func put(t *testing.T, c *clientv3.Client, key string, value any) {
 	}
 }
 
-// reports waits until the node names that many ranges of another node that do not count.
+// reports waits until the status of the node lists that many ignored ranges of another node.
 func (n *node) reports(other string, ranges int) {
 	n.t.Helper()
-	servicetest.Eventually(n.t, fmt.Sprintf("%d ranges of %s that do not count", ranges, other), func() bool {
+	servicetest.Eventually(n.t, fmt.Sprintf("%d ignored ranges of %s", ranges, other), func() bool {
 		count := 0
 		for _, o := range n.reg.Status().Overlaps {
 			if o.Node == other && o.Claimed {

@@ -150,14 +150,15 @@ func (p *Ports) serve(ctx context.Context) error {
 		at.state.Store(&state{l.Name, len(l.Ready), p.memory.leads(l)})
 	}
 	p.count.Store(int64(len(p.open)))
-	p.learn(all)
+	p.save(all)
 	return p.report(ctx, problems)
 }
 
-// learn saves the answers for the next process. Without the file, a port would answer 503 for a moment after a restart.
-func (p *Ports) learn(all []owner.Local) {
+// save writes the state of the services to the file of the memory, from which the next process answers until the
+// datapath has subscribed. Without the file, a health check port would answer 503 for a moment after a restart.
+func (p *Ports) save(all []owner.Local) {
 	why := ""
-	if err := p.memory.learn(all); err != nil {
+	if err := p.memory.update(all); err != nil {
 		why = err.Error()
 	}
 	if why != "" && why != p.unsaved {

@@ -272,7 +272,7 @@ func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.boot, m.led = "another boot", nil
-	if err := m.learn([]owner.Local{{Name: l.Name, Ready: a, Enforced: owner.Enforced}}); err != nil {
+	if err := m.update([]owner.Local{{Name: l.Name, Ready: a, Enforced: owner.Enforced}}); err != nil {
 		t.Fatal(err)
 	}
 	s, _, stop = runWith(t, path)

@@ -85,9 +85,9 @@ func (m *memory) leads(l owner.Local) bool {
 	return slices.ContainsFunc(m.led[l.Name], func(a netip.Addr) bool { return slices.Contains(l.Ready, a) })
 }
 
-// learn stores the state of the given services, and removes all others. Services of an earlier process stay until they
+// update stores the state of the given services, and removes all others. Services of an earlier process stay until they
 // have been listed once.
-func (m *memory) learn(all []owner.Local) error {
+func (m *memory) update(all []owner.Local) error {
 	led, changed := make(map[service.Name][]netip.Addr, len(all)), false
 	for _, l := range all {
 		delete(m.unlisted, l.Name)

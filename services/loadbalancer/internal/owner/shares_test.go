@@ -364,7 +364,8 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 		}
 	}
 	is(" 10.244.0.5:8080 10.244.0.6:8080 10.244.0.7:8080")
-	// Six replace three, and the nine units are used.
+	// Six backends replace three. The nine units that tenants may use are in use then, so only three of the six are
+	// served.
 	o.give(sliceText("shop", "web", 1,
 		"10.244.0.15", "10.244.0.16", "10.244.0.17", "10.244.0.18", "10.244.0.19", "10.244.0.20"))
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080")

@@ -372,8 +372,8 @@ var All = []Bound{
 		Tests:  []string{"TestKernelEventsOfOnePodLeaveRoomInTheRing", "TestKernelEventsOfOneEndpointLeaveRoomForOthers"},
 	},
 	{
-		Name: "answers of the programs to pods", Process: datapath,
-		Default: "1,000 a second and CPU (resets, ICMP errors)", Divided: ByEndpoint,
+		Name: "resets and ICMP errors that the eBPF programs send to pods", Process: datapath,
+		Default: "1,000 per second and CPU", Divided: ByEndpoint,
 		Beyond: "packets of an endpoint above its guarantee are dropped without an answer",
 		Shown:  "`sluice shares`, `sluice map dump sl_rate`",
 		Tests:  []string{"TestKernelAnswersToOnePodLeaveThoseToOthers"},

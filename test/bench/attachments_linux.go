@@ -58,8 +58,8 @@ func (b *bench) attachments(ctx context.Context) (err error) {
 		times := make([]attachmentTimes, len(networks))
 		for round := range b.sizes.rounds {
 			for i, n := range networks {
-				if err := b.attachAndDetach(ctx, n, fmt.Sprintf("%s-%d-%d-%d", b.prefix, atOnce, round, i), max(count/n.share, 1),
-					atOnce, &times[i]); err != nil {
+				if err := b.attachAndDetach(ctx, n, fmt.Sprintf("%s-%d-%d-%d", b.prefix, atOnce, round, i),
+					max(count/n.divisor, 1), atOnce, &times[i]); err != nil {
 					return err
 				}
 			}

@@ -241,7 +241,7 @@ func labelledOn(node *devnode.Node, name string, pairs ...string) (network, erro
 		return network{}, err
 	}
 	return network{
-		name: name, node: node, plugin: node.Plugin(), config: config, share: 1,
+		name: name, node: node, plugin: node.Plugin(), config: config, divisor: 1,
 		args: "IgnoreUnknown=1;K8S_POD_NAMESPACE=" + podNamespace,
 	}, nil
 }

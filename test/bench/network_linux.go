@@ -33,21 +33,21 @@ type network struct {
 	args string
 	// netns is the node's namespace; empty for the benchmark's own.
 	netns string
-	// share divides the number of pods: only 1/share of them are attached to this network.
-	share int
+	// divisor reduces the number of pods: only 1/divisor of them are attached to this network.
+	divisor int
 }
 
-// reference returns a network of a reference plugin with host-local. With IPv6, ptp waits more than a second for
-// duplicate address detection; a larger share then reduces the number of pods.
+// reference returns a network of a reference plugin with host-local IPAM. With IPv6, ptp waits more than a second for
+// duplicate address detection, so only a tenth of the pods are attached to a network of both families.
 func reference(kind, netns, dataDir string, ranges ...string) network {
 	extra := ""
 	if kind == "bridge" {
 		extra = `"bridge":"bench0","isGateway":true,`
 	}
-	n := network{name: kind + " + host-local", plugin: filepath.Join(referencePlugins, kind), netns: netns, share: 1}
+	n := network{name: kind + " + host-local", plugin: filepath.Join(referencePlugins, kind), netns: netns, divisor: 1}
 	if len(ranges) > 1 {
 		n.name += ", both families"
-		n.share = 10
+		n.divisor = 10
 	}
 	subnets := ""
 	for i, r := range ranges {

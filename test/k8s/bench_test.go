@@ -40,11 +40,11 @@ func BenchmarkCluster(b *testing.B) {
 		n.requests("after a start")
 		for _, pods := range []int{50, 100} {
 			n.burst(pods)
-			n.adds()
+			n.logAdds()
 			if pods == 100 {
 				n.memory("with 100 pods")
 			}
-			n.without()
+			n.deleteBurst()
 			n.requests(fmt.Sprintf("after two bursts of %d pods", pods))
 		}
 		n.changes("node1", "node1")
@@ -54,7 +54,7 @@ func BenchmarkCluster(b *testing.B) {
 		n := sluiceNode{b, start(b, cluster.Options{}), 0}
 		for _, pods := range []int{50, 100} {
 			n.burst(pods)
-			n.without()
+			n.deleteBurst()
 		}
 	})
 }
@@ -65,7 +65,7 @@ func (n sluiceNode) burst(pods int) {
 	var times []string
 	for round := range 2 {
 		if round > 0 {
-			n.without()
+			n.deleteBurst()
 		}
 		begin := time.Now()
 		n.apply(`
@@ -89,8 +89,8 @@ spec:
 		strings.Count(events, "\n"))
 }
 
-// without removes the pods of a burst.
-func (n sluiceNode) without() {
+// deleteBurst deletes the pods of a burst, and waits until they are gone.
+func (n sluiceNode) deleteBurst() {
 	n.Helper()
 	n.kubectl("delete", "deployment", "burst", "--cascade=foreground")
 	n.eventually("no pod of the burst is left", func() error {
@@ -101,8 +101,8 @@ func (n sluiceNode) without() {
 	})
 }
 
-// adds logs the durations of ADDs from the plugin's log since the last call.
-func (n sluiceNode) adds() {
+// logAdds logs how long the ADDs in the plugin's log took, and empties that log.
+func (n sluiceNode) logAdds() {
 	n.Helper()
 	var durations []time.Duration
 	phases := map[string][]time.Duration{}

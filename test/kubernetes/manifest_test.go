@@ -308,7 +308,8 @@ func TestRightsAreThoseOfTheServices(t *testing.T) {
 	}
 }
 
-// TestEverySettingExists checks the settings with the programs themselves.
+// TestEverySettingExists executes the program of each container with the arguments and the environment of the
+// manifests: the program must know every flag and every variable.
 func TestEverySettingExists(t *testing.T) {
 	pod, status := daemonSet(t).Spec.Template.Spec, controller(t).Spec.Template.Spec
 	for _, c := range slices.Concat(pod.InitContainers, pod.Containers, status.Containers) {

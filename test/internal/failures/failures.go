@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package failures compares the expectations of tests in which a component is down with the tables of
-// docs/failures.md, and defines the words of both.
+// Package failures compares the tables of docs/failures.md with the results that tests expect while they stop a
+// component, and defines the terms that both use.
 package failures
 
 import (

@@ -41,13 +41,18 @@ func Read(path string) (steps []Step, err error) {
 			steps = append(steps, Step{Line: number + 1, Command: strings.TrimPrefix(line, "$ ")})
 			open = continues(steps[last+1].Command)
 		case last < 0:
-			return nil, fmt.Errorf("%s:%d: an output before the first command", path, number+1)
+			return nil, fmt.Errorf("%s:%d: output without a command before it", path, number+1)
 		default:
 			steps[last].Output = append(steps[last].Output, line)
 		}
 	}
-	if inside || open || len(steps) == 0 {
-		return nil, fmt.Errorf("%s has %d commands; a block is not closed: %t", path, len(steps), inside)
+	switch {
+	case open:
+		return nil, fmt.Errorf("%s:%d: the command does not end", path, steps[len(steps)-1].Line)
+	case inside:
+		return nil, fmt.Errorf("%s: the last console block is not closed", path)
+	case len(steps) == 0:
+		return nil, fmt.Errorf("%s has no commands", path)
 	}
 	return steps, nil
 }

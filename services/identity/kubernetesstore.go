@@ -56,7 +56,7 @@ type storePublisher struct {
 func (p storePublisher) Upsert(_ types.NamespacedName, data map[string]string) {
 	at, err := store.ParsePublished(data)
 	if err != nil {
-		p.log.Error("the ConfigMap "+store.ObjectName+" cannot be read", log.Err(err))
+		p.log.Error("the ConfigMap of the store cannot be read", "name", store.ObjectName, log.Err(err))
 		return
 	}
 	p.Publish(at)

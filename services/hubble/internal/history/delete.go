@@ -163,8 +163,8 @@ func (h *History) find(of *segment) (*part, *segment) {
 	return nil, nil
 }
 
-// replace replaces a segment by one with the frames that are kept, or removes it if no record is kept. A journal becomes
-// a segment, so that its part continues with a new journal. Called with writing held.
+// replace replaces a segment by one with the kept frames, or removes it if no record is kept. A journal becomes a
+// segment, so that its part continues with a new journal. Called with writing held.
 func (h *History) replace(p *part, s, kept *segment, frames []byte) error {
 	journal := s.suffix == journalSuffix
 	if kept.index.Count > 0 {

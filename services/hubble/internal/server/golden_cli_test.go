@@ -7,6 +7,7 @@ package server
 
 import (
 	"context"
+	"flag"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 	"testing"
 	"time"
 )
+
+var update = flag.Bool("update", false, "write the golden outputs of the hubble CLI")
 
 // varying is what differs between two runs.
 var varying = regexp.MustCompile(`unix://[^ )]*|Uptime: .*|[0-9.]+(s|m|h)\b.*$`)

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -28,8 +27,6 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
 )
-
-var update = flag.Bool("update", false, "write the golden outputs of the hubble CLI (with the tag hubble)")
 
 // question is a command line of the hubble CLI. request is what the CLI sends for it, if it prints the answers as JSON:
 // then a client without the CLI must get the same answers.

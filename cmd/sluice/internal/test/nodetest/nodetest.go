@@ -94,7 +94,7 @@ type Node struct {
 	Endpoints    []*datapathv1.Endpoint
 	Flows        []*datapathv1.Flow
 	DeletedFlows *hubblev1.DeleteFlowsRequest // the last request to delete stored events
-	// Stored are the messages of sluice-hubble instead of those of the datapath.
+	// Stored are the messages of sluice-hubble, which answers instead of the datapath.
 	Stored  []*datapathv1.ObserveResponse
 	Deleted *datapathv1.DeleteEndpointRequest   // the last
 	Listed  *datapathv1.ListConnectionsRequest  // the last

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -140,6 +141,7 @@ type restarted struct {
 	here, there *node
 	args        []string // arguments of the datapaths
 	targets     []prober.Target
+	looked      atomic.Int32 // calls of entries
 	// forgets means that the next sluice-loadbalancer finds no saved health check ports, because the previous version
 	// wrote no file. Its ports answer 503 until the datapath has subscribed.
 	forgets bool
@@ -280,10 +282,38 @@ func (r *restarted) target(from pod.Pod, name string, to []netip.Addr, port uint
 			}
 			r.targets = append(r.targets, prober.Target{
 				Name: fmt.Sprintf("%s by %s %s", name, protocol, family), Netns: from.Netns, UDP: udp,
-				To: []netip.AddrPort{netip.AddrPortFrom(a, port)},
+				To: []netip.AddrPort{netip.AddrPortFrom(a, port)}, Late: r.entries,
 			})
 		}
 	}
+}
+
+// entries returns what the maps of both nodes have of a port of a client that waits for an answer.
+func (r *restarted) entries(port uint16) string {
+	if r.looked.Add(1) > 3 {
+		return ""
+	}
+	var b strings.Builder
+	of := strconv.Itoa(int(port))
+	for _, n := range []*node{r.here, r.there} {
+		for _, args := range [][]string{
+			{"conntrack", "list", "--port", of},
+			{"map", "dump", "sl_xl4"},
+			{"map", "dump", "sl_xl6"},
+			{"map", "dump", "sl_answers4"},
+			{"map", "dump", "sl_answers6"},
+			{"map", "dump", "sl_metrics"},
+		} {
+			out, err := n.run(context.Background(), args...)
+			fmt.Fprintf(&b, "%s of %s, %v:\n", strings.Join(args, " "), n.Name(), err)
+			for line := range strings.Lines(string(out)) {
+				if args[len(args)-1] == "sl_metrics" || strings.Contains(line, of) {
+					b.WriteString("  " + line)
+				}
+			}
+		}
+	}
+	return b.String()
 }
 
 // route adds routes to addresses via the first node, for pairs of an IPv4 and an IPv6 address.

@@ -102,7 +102,7 @@ func TestMetricsOfHubbleAreScraped(t *testing.T) {
 func TestRelayConnectsToEveryNode(t *testing.T) {
 	o := overlay{
 		resources: []string{"base"}, components: []string{"hubble", "hubble-relay"},
-		settings: map[string]string{"kubernetesAPI": api}, relayImage: "example.org/hubble-relay:v1.20.2",
+		settings: map[string]string{"kubernetesAPI": api}, relayImage: relayImage,
 	}
 	all := o.render(t)
 	relay := get[appsv1.Deployment](t, all, "Deployment/hubble-relay").Spec.Template

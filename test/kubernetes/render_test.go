@@ -258,6 +258,7 @@ func TestEveryKustomizationRenders(t *testing.T) {
 				Files     []string       `json:"files"`
 				Options   map[string]any `json:"options"`
 			} `json:"configMapGenerator"`
+			Replacements []map[string]any `json:"replacements"`
 		}](t, filepath.Join("components", c.Name(), "kustomization.yaml"))
 		named = append(named, component.Resources...)
 		for _, p := range component.Patches {
@@ -277,17 +278,26 @@ func TestEveryKustomizationRenders(t *testing.T) {
 		if !slices.Equal(named, files) {
 			t.Errorf("the component %s names %v, its directory has %v", c.Name(), named, files)
 		}
-		all := overlay{resources: []string{"base"}, components: []string{c.Name()}}.render(t)
+		o := overlay{resources: []string{"base"}, relayImage: relayImage}
+		before := o.render(t)
+		o.components = append(below[c.Name()], c.Name())
+		all := o.render(t)
 		for name := range base {
 			if all[name] == nil {
 				t.Errorf("with the component %s there is no %s", c.Name(), name)
 			}
 		}
-		if fmt.Sprint(all) == fmt.Sprint(base) {
+		if fmt.Sprint(all) == fmt.Sprint(before) {
 			t.Errorf("the component %s changes nothing", c.Name())
 		}
 	}
 }
+
+// below are the components that have to come before another one.
+var below = map[string][]string{"hubble-monitoring": {"hubble"}, "hubble-relay": {"hubble"}}
+
+// relayImage is an image for components/hubble-relay, which has no default.
+const relayImage = "example.org/hubble-relay:v1.20.2"
 
 // TestFlowSchemaIsOfTheAccount: all API requests of Sluice's account use Sluice's priority level.
 func TestFlowSchemaIsOfTheAccount(t *testing.T) {
@@ -358,8 +368,8 @@ func TestEverySettingIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := overlay{resources: []string{"base"}, settings: map[string]string{"kubernetesAPI": ""}}
-	for _, c := range components {
+	o := overlay{resources: []string{"base"}, settings: map[string]string{"kubernetesAPI": ""}, relayImage: relayImage}
+	for _, c := range components { // in the order of names, "hubble" comes before the components that need it
 		o.components = append(o.components, c.Name())
 	}
 	var rows []string

@@ -199,9 +199,10 @@ func reasonsOfSettings(r *reasons) {
 	}}
 	_, err := n.datapath.CreateEndpoint(short(t), mapped)
 	r.want("a host port without services", err, datapathv1.ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF)
-	if _, err := n.datapath.CreateEndpoint(short(t), first); err != nil {
-		t.Fatal(err)
-	}
+	servicetest.EventuallyNil(t, "the datapath has the pod ranges", func() error {
+		_, err := n.datapath.CreateEndpoint(short(t), first)
+		return err
+	})
 	second := proto.CloneOf(first)
 	second.Owner = &workloadv1.Owner{ContainerId: p.Name, InterfaceName: "eth1"}
 	second.Addresses = n.lease(t, second.GetOwner())

@@ -42,7 +42,13 @@ type Target struct {
 	// To are the addresses, used in turn. A stream server must not close first; a datagram server must return what it
 	// receives.
 	To []netip.AddrPort
+	// Late, which may be nil, is called if a datagram and its repetition are not answered within lateAfter. Its text
+	// becomes part of the failure, if the answer does not come.
+	Late func(from uint16) string
 }
+
+// lateAfter is shorter than the timeout of an unanswered UDP connection, so that Late finds its entries.
+const lateAfter = 10 * time.Second
 
 // Result contains the results of the attempts at one target.
 type Result struct {
@@ -148,7 +154,7 @@ func (r *running) run(ctx context.Context, interval, patience time.Duration, s *
 		open.Go(func() {
 			defer func() { <-places }()
 			begun := time.Now()
-			from, err := attempt(s, c, patience, r.UDP, to)
+			from, err := attempt(s, c, patience, r.Target, to)
 			took := time.Since(begun)
 			if err != nil {
 				r.mu.Lock()
@@ -161,9 +167,9 @@ func (r *running) run(ctx context.Context, interval, patience time.Duration, s *
 
 // attempt connects to an address, or exchanges a datagram with it, and returns the local port. It waits with the
 // runtime's poller: a thread for each attempt would be too much for the machine.
-func attempt(s *space, c *clock, patience time.Duration, udp bool, to netip.AddrPort) (from uint16, err error) {
+func attempt(s *space, c *clock, patience time.Duration, t Target, to netip.AddrPort) (from uint16, err error) {
 	kind := unix.SOCK_STREAM
-	if udp {
+	if t.UDP {
 		kind = unix.SOCK_DGRAM
 	}
 	fd, err := s.socket(kind, to.Addr())
@@ -176,8 +182,13 @@ func attempt(s *space, c *clock, patience time.Duration, udp bool, to netip.Addr
 		return 0, err
 	}
 	from = portOf(fd)
-	if udp {
-		return from, echo(f, c, patience)
+	if t.UDP {
+		return from, echo(f, c, patience, func() string {
+			if t.Late == nil {
+				return ""
+			}
+			return t.Late(from)
+		})
 	}
 	return from, c.within(patience, f.SetWriteDeadline, func() error { return handshake(f) })
 }
@@ -223,19 +234,30 @@ func handshake(f *os.File) error {
 	return errors.Join(err, result)
 }
 
-// echo sends a datagram, at most twice, and waits for its return.
-func echo(f *os.File, c *clock, patience time.Duration) error {
-	var err error
-	for _, timeout := range []time.Duration{again, patience - again} {
-		if _, err := f.Write([]byte("x")); err != nil {
-			return err
-		}
-		err = c.within(timeout, f.SetReadDeadline, func() error { _, err := f.Read(make([]byte, 1)); return err })
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
+// echo sends a datagram, at most twice, and waits for its return. late returns text for the error if none arrives.
+func echo(f *os.File, c *clock, patience time.Duration, late func() string) error {
+	found := ""
+	for i, timeout := range []time.Duration{again, lateAfter, patience} {
+		if timeout = min(timeout, patience); timeout <= 0 {
 			break
 		}
+		patience -= timeout
+		if i < 2 {
+			if _, err := f.Write([]byte("x")); err != nil {
+				return err
+			}
+		} else {
+			found = late()
+		}
+		err := c.within(timeout, f.SetReadDeadline, func() error { _, err := f.Read(make([]byte, 1)); return err })
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
 	}
-	return err
+	if found != "" {
+		return fmt.Errorf("no answer; found after %s: %s", again+lateAfter, found)
+	}
+	return errors.New("no answer")
 }
 
 // clock measures the time in which the process was scheduled. On a busy machine the process may not be scheduled for

@@ -177,7 +177,7 @@ func TestWaitIsForReadinessAlone(t *testing.T) {
 func TestWaitSaysWhatIsMissingAtTheEnd(t *testing.T) {
 	n := healthy(t)
 	n.AddReady, n.KnownReady = false, true
-	out, errOut := n.Want(t, invocation.ExitNotReady, "status", "--wait=300ms")
+	out, errOut := n.Want(t, invocation.ExitNotReady, "status", "--wait=2s")
 	nodetest.WantLines(t, out, "Ready only for label sets that this node has")
 	if !strings.Contains(out, "Problem: sluice-datapath: ") {
 		t.Errorf("what is missing is not said:\n%s", out)

@@ -32,7 +32,9 @@ func TestKernelRefusalsAreCountedByEndpoint(t *testing.T) {
 			tight: func(t *testing.T, n *serviceNode, _ *pod) {
 				update(t, n.k, bpf.MapsMapSlBound, uint32(bound.Translations4), bpf.MapsSlBound{Guarantee: 10})
 			},
-			send: func(n *serviceNode, p *pod, i int) { n.ask(p, serviceAddr(p.IPv4, 1), uint16(1000+i)) },
+			send: func(n *serviceNode, p *pod, i int) {
+				n.send(p, serviceAddr(p.IPv4, 1), protoTCP, tcp(uint16(1000+i), serviceAddr(p.IPv4, 1).Port(), flagSYN))
+			},
 			want: func(refused uint64) bool { return refused == times-10 },
 		},
 		{
@@ -102,8 +104,13 @@ func TestKernelRefusalsAreCountedByEndpoint(t *testing.T) {
 // ask runs the program of a pod's device on a datagram from the pod to an address.
 func (n *serviceNode) ask(p *pod, to netip.AddrPort, from uint16) {
 	n.Helper()
-	in := frame(p.HostMAC, p.MAC, etherIPv4,
-		ip4Header{src: p.IPv4, dst: to.Addr(), proto: protoUDP}.with(udp(from, to.Port())))
+	n.send(p, to, protoUDP, udp(from, to.Port()))
+}
+
+// send runs the program of a pod's device on a packet from the pod to an address.
+func (n *serviceNode) send(p *pod, to netip.AddrPort, proto byte, payload []byte) {
+	n.Helper()
+	in := frame(p.HostMAC, p.MAC, etherIPv4, ip4Header{src: p.IPv4, dst: to.Addr(), proto: proto}.with(payload))
 	_, err := n.k.program(program.FromPod).Run(&ebpf.RunOptions{
 		Data: in, DataOut: make([]byte, len(in)+256), Context: skbContext{Ifindex: p.Ifindex},
 	})

@@ -4,6 +4,7 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -40,6 +41,15 @@ type epoch struct {
 // Zone implements allocator.Store.
 func (s *Identities) Zone() allocator.Zone { return s.epoch.Load().zone }
 
+// unchanged returns the condition that the store has this epoch. It compares the value: each epoch of a store in
+// Kubernetes begins with an empty etcd, so the key may have the revision that it had in the former epoch.
+func (e *epoch) unchanged(key string) clientv3.Cmp {
+	if e.kv == nil {
+		return session.Unchanged(key, nil)
+	}
+	return clientv3.Compare(clientv3.Value(key), "=", string(e.kv.Value))
+}
+
 // sees records the key of the epoch. It reports whether that is another one than a candidate was chosen for.
 func (s *Identities) sees(kvs []*mvccpb.KeyValue, chosen *epoch) bool {
 	e := &epoch{}
@@ -53,7 +63,7 @@ func (s *Identities) sees(kvs []*mvccpb.KeyValue, chosen *epoch) bool {
 	if chosen.kv == nil || e.kv == nil {
 		return chosen.kv != e.kv
 	}
-	return chosen.kv.ModRevision != e.kv.ModRevision
+	return !bytes.Equal(chosen.kv.Value, e.kv.Value)
 }
 
 func newIdentities(s *session.Session, ids identityKeys, l *layout) *Identities {
@@ -161,7 +171,7 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 				clientv3.Compare(clientv3.CreateRevision(s.ids.quarantine(candidate)), "=", 0),
 			}
 			if candidate != known { // the known number of a set may be written again at any time
-				first.when = append(first.when, session.Unchanged(epochKey(s.cfg.Prefix), chosen.kv))
+				first.when = append(first.when, chosen.unchanged(epochKey(s.cfg.Prefix)))
 				first.when = append(first.when, when...)
 			}
 			first.orElse = append(append(first.then, clientv3.OpGet(epochKey(s.cfg.Prefix))), reads...)

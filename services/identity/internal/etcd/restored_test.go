@@ -107,6 +107,30 @@ func TestNumbersOfARestoredStoreComeFromAnotherZone(t *testing.T) {
 	}
 }
 
+// TestNumbersOfAnEmptyStoreComeFromAnotherZone: the key of the epoch has the same revision in both stores.
+func TestNumbersOfAnEmptyStoreComeFromAnotherZone(t *testing.T) {
+	ctx := servicetest.Context(t)
+	web := storetest.Labels(t, "web")
+	var former *Store
+	for _, epoch := range []uint64{1, 2} {
+		s := etcdtest.Start(t)
+		if _, err := s.Client().Put(ctx, testPrefix+"/epoch", strconv.FormatUint(epoch, 10)); err != nil {
+			t.Fatal(err)
+		}
+		n := joined(t, s, "n")
+		if former != nil {
+			n.Identities.epoch.Store(former.Identities.epoch.Load())
+		}
+		if _, err := n.Claim(ctx, web, 0, identity.Numeric(60_000)); !errors.Is(err, allocator.ErrZone) {
+			t.Errorf("a candidate that was chosen before the node knew epoch %d: %v", epoch, err)
+		}
+		if n.Zone() != allocator.ZoneOf(epoch) {
+			t.Errorf("zone %v in epoch %d", n.Zone(), epoch)
+		}
+		former = n
+	}
+}
+
 // TestNothingNewIsAllocatedWithoutTheKeyOfAStoreInKubernetes: the store renews the key only while no other store can
 // begin an epoch. Known label sets do not need it.
 func TestNothingNewIsAllocatedWithoutTheKeyOfAStoreInKubernetes(t *testing.T) {

@@ -33,7 +33,7 @@ type MemberState struct {
 // Restore is a request to continue the store as one member with other data, in the next epoch. sluice-store executes
 // it at its next start.
 type Restore struct {
-	Epoch        uint64 `json:"epoch"` // the next one
+	Epoch        uint64 `json:"epoch"` // the next one, as far as MemberFile knows
 	ClusterToken string `json:"clusterToken"`
 	Snapshot     bool   `json:"snapshot"` // the data is in SnapshotFile; else this member's own data continue
 }
@@ -84,7 +84,8 @@ func FreeForMember(dir string) error {
 const lockWait = 5 * time.Second
 
 // RequestRestore has the member of a state directory, whose process does not run, continue as the only one, in the
-// next epoch: with a snapshot or, if snapshot is nil, with its own data. It returns that epoch.
+// next epoch: with a snapshot or, if snapshot is nil, with its own data. It returns the least number of that epoch:
+// sluice-store takes a later one if MemberFile is a copy that is older than the data.
 func RequestRestore(dir string, snapshot io.Reader) (epoch uint64, err error) {
 	lock, err := durable.Lock(filepath.Join(dir, LockFile), lockWait)
 	if err != nil {

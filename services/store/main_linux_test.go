@@ -886,6 +886,53 @@ func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 	}
 }
 
+// TestKernelStoreThatIsRestoredTwiceHasALaterEpoch: all data are lost, and the copy of member.json is of the first epoch.
+func TestKernelStoreThatIsRestoredTwiceHasALaterEpoch(t *testing.T) {
+	m := machines(t, "n1")[0]
+	p := m.start()
+	p.Serving()
+	snapshot := p.snapshot()
+	p.Stop()
+	copied, err := os.ReadFile(filepath.Join(m.state(), store.MemberFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.restore(snapshot)
+	p = m.start()
+	p.Serving()
+	token := p.token(&storev1.CreateJoinTokenRequest{})
+	snapshot = p.snapshot()
+	if _, err := enrolWith(t, token, "a"); err != nil {
+		t.Fatal(err)
+	}
+	p.Stop()
+
+	files, err := os.ReadDir(m.state())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if err := os.RemoveAll(filepath.Join(m.state(), f.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(m.state(), store.MemberFile), copied, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.restore(snapshot)
+	m.own(store.MemberFile, store.LockFile)
+	p = m.start()
+	p.Serving()
+	if st := p.status(); st.GetEpoch() != 3 {
+		t.Errorf("epoch %d after the epochs 1 and 2", st.GetEpoch())
+	}
+	if pause := restoredFor(t, m); pause <= 0 {
+		t.Error("after the restore, new allocations do not wait")
+	}
+	_, err = enrolWith(t, token, "b")
+	p.reason(err, codes.Unauthenticated, storev1.ErrorReason_ERROR_REASON_TOKEN_REFUSED)
+}
+
 // restoredFor returns for how many seconds nodes do not allocate because the store was restored.
 func restoredFor(t *testing.T, m *machine) int64 {
 	t.Helper()

@@ -195,7 +195,7 @@ func begin(inv *invocation.Invocation, snapshot io.Reader) error {
 	if err != nil {
 		return err
 	}
-	return inv.ShowChanges([]string{fmt.Sprintf("epoch %d begins when sluice-store starts", epoch)}, nil)
+	return inv.ShowChanges([]string{fmt.Sprintf("epoch %d, or a later one, begins when sluice-store starts", epoch)}, nil)
 }
 
 func identityService() nodefiles.Service {

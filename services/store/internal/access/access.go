@@ -45,7 +45,6 @@ const (
 	prefix       = "/sluice/v1/store/"
 	nodesPrefix  = prefix + "nodes/"
 	tokensPrefix = prefix + "tokens/"
-	epochKey     = prefix + "epoch"
 )
 
 // restoredKey is below the prefix of the nodes, which read it: while it exists, they allocate no new number or range.
@@ -140,7 +139,7 @@ const claimTime = time.Minute
 // that prevents new allocations for claimTime.
 func (a *Access) begin(root context.Context, epoch uint64) error {
 	value := []byte(strconv.FormatUint(epoch, 10))
-	have, err := a.etcd.Range(root, &pb.RangeRequest{Key: []byte(epochKey)})
+	have, err := a.etcd.Range(root, &pb.RangeRequest{Key: []byte(member.EpochKey)})
 	if err != nil {
 		return fmt.Errorf("read the epoch of the data: %w", err)
 	}
@@ -148,7 +147,7 @@ func (a *Access) begin(root context.Context, epoch uint64) error {
 		return nil
 	}
 	writes := []*pb.RequestOp{
-		put(epochKey, value, 0),
+		put(member.EpochKey, value, 0),
 		put(a.prefix+zoneKey, value, 0),
 		{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{
 			Key: []byte(tokensPrefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(tokensPrefix)),

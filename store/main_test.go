@@ -92,7 +92,8 @@ type fakeMember struct {
 
 	mu    sync.Mutex
 	list  *storev1.ListMembersResponse // guarded by mu
-	err   error                        // guarded by mu; the answer to each call
+	err   error                        // guarded by mu; the answer to calls
+	only  string                       // guarded by mu; the call that err answers; empty: each
 	calls []string                     // guarded by mu; secrets, "renew" and "list"
 }
 
@@ -125,13 +126,19 @@ func (m *fakeMember) called(what string) (*storev1.ListMembersResponse, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.calls = append(m.calls, what)
+	if m.only != "" && m.only != what {
+		return m.list, nil
+	}
 	return m.list, m.err
 }
 
-func (m *fakeMember) fails(err error) {
+func (m *fakeMember) fails(err error) { m.refuses("", err) }
+
+// refuses has one kind of calls fail.
+func (m *fakeMember) refuses(what string, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.err = err
+	m.only, m.err = what, err
 }
 
 func (m *fakeMember) seen() []string {

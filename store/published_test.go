@@ -121,3 +121,50 @@ func TestNodeInKubernetesEnrolsInEachEpoch(t *testing.T) {
 		t.Errorf("a corrupt file gives %v", c)
 	}
 }
+
+// TestNodeInKubernetesEnrolsAgainAfterARefusal: its Node was deleted and created again, in the same epoch.
+func TestNodeInKubernetesEnrolsAgainAfterARefusal(t *testing.T) {
+	m := newMember(t, newAuthority(t), 1)
+	token := "token1"
+	r := NewKubernetesRenewer(t.TempDir(), "n1", func() (string, error) { return token, nil }, time.Now, log.Discard())
+	r.Publish(m.publishes(1))
+	step := func() bool { return r.step(t.Context(), func(Credentials) {}) }
+	if !step() || !step() {
+		t.Fatal(r.Problem())
+	}
+	calls := func(want ...string) {
+		t.Helper()
+		if seen := m.seen(); !slices.Equal(seen, want) {
+			t.Errorf("calls %q, want %q", seen, want)
+		}
+	}
+	calls("token1")
+	first := r.Current()
+
+	// A connection failed, and members accept the certificate, or do not answer.
+	m.fails(status.Error(codes.Unavailable, "no leader"))
+	r.Failed()
+	if !step() || !same(r.Current(), first) {
+		t.Errorf("without an answer: %v", r.Problem())
+	}
+	m.fails(nil)
+	if !step() || !step() || !same(r.Current(), first) {
+		t.Errorf("after an answer: %v", r.Problem())
+	}
+	calls("token1", "list", "list")
+
+	// The certificate is refused, and at first the token, too.
+	token = "token2"
+	m.fails(status.Error(codes.Unauthenticated, "the node n1 is not enrolled, or was revoked"))
+	r.Failed()
+	if step() || r.Problem() == nil || !strings.Contains(r.Problem().Error(), "or was revoked") ||
+		!same(r.Current(), first) {
+		t.Errorf("a refusal: %v", r.Problem())
+	}
+	calls("token1", "list", "list", "list", "token2")
+	m.refuses("list", status.Error(codes.Unauthenticated, "the node n1 is not enrolled, or was revoked"))
+	if !step() || r.Problem() != nil || same(r.Current(), first) {
+		t.Errorf("the node does not enrol again: %v", r.Problem())
+	}
+	calls("token1", "list", "list", "list", "token2", "list", "token2")
+}

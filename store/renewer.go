@@ -14,6 +14,9 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/sluice-net/sluice/kit/log"
 )
 
@@ -31,6 +34,7 @@ type Renewer struct {
 	mu        sync.Mutex
 	current   Credentials // guarded by mu
 	published Published   // guarded by mu; by a store in Kubernetes
+	doubtful  bool        // guarded by mu; a connection failed, and no member has accepted the credentials since then
 	problem   error       // guarded by mu; of the last attempt
 }
 
@@ -110,6 +114,9 @@ func (r *Renewer) Problem() error {
 
 // Failed makes the Renewer ask for the members soon: a connection to a member failed, perhaps because of a new epoch.
 func (r *Renewer) Failed() {
+	r.mu.Lock()
+	r.doubtful = true
+	r.mu.Unlock()
 	select {
 	case r.failed <- struct{}{}:
 	default:
@@ -192,7 +199,7 @@ func (r *Renewer) next(ctx context.Context, old Credentials) (c Credentials, due
 // follow is next for a store in Kubernetes: the node enrols in each new epoch, which has another CA.
 func (r *Renewer) follow(ctx context.Context, old Credentials) (c Credentials, due bool, err error) {
 	r.mu.Lock()
-	p := r.published
+	p, doubtful := r.published, r.doubtful
 	r.mu.Unlock()
 	if p.Epoch > old.Epoch {
 		c, err := r.enrol(ctx, p)
@@ -208,16 +215,44 @@ func (r *Renewer) follow(ctx context.Context, old Credentials) (c Credentials, d
 	if p.Epoch == old.Epoch {
 		c.Clients, c.Enrol = p.Clients, p.Enrol
 	}
-	if due {
+	switch {
+	case due:
 		if c, err = Renew(ctx, c); err != nil && p.Epoch == old.Epoch {
 			c, err = r.enrol(ctx, p)
 		}
+	case doubtful && p.Epoch == old.Epoch:
+		c, due, err = r.check(ctx, c, p)
 	}
 	if err == nil && !due && p.Epoch != 0 && p.Epoch < old.Epoch {
 		err = fmt.Errorf("the ConfigMap %s has epoch %d, and this node knows epoch %d; if the store was installed anew, "+
 			"remove %s and restart sluice-identity", ObjectName, p.Epoch, old.Epoch, filepath.Join(r.dir, File))
 	}
 	return c, due, err
+}
+
+// check asks a member whether it accepts the credentials, and enrols if it does not: the store withdraws them when the
+// Node is deleted, and the Node may have been created again. enrolled reports whether the node enrols. A member that
+// does not answer says nothing about the credentials.
+func (r *Renewer) check(ctx context.Context, old Credentials, p Published) (c Credentials, enrolled bool, err error) {
+	_, err = Locate(ctx, old)
+	if status.Code(err) != codes.Unauthenticated {
+		if err == nil {
+			r.accepted()
+		}
+		return old, false, nil
+	}
+	if c, err = r.enrol(ctx, p); err != nil {
+		return old, true, fmt.Errorf("the store refuses the certificate of this node, and the node cannot enrol: %w", err)
+	}
+	r.accepted()
+	return c, true, nil
+}
+
+// accepted records that a member accepts the credentials.
+func (r *Renewer) accepted() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.doubtful = false
 }
 
 // enrol exchanges a token of the node's account for credentials.

@@ -50,11 +50,11 @@ func (a *Access) Allow(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("allow new numbers: %w", err)
 	}
-	a.allowed = grant.ID
 	entry := &pb.PutRequest{Key: []byte(a.prefix + allocateKey), Value: []byte("1"), Lease: grant.ID}
 	if _, err := a.etcd.Put(root, entry); err != nil {
 		return fmt.Errorf("allow new numbers: %w", err)
 	}
+	a.allowed = grant.ID // only now: without the key, the next call must write it
 	return nil
 }
 
@@ -64,5 +64,6 @@ func (a *Access) Forbid(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("forbid new numbers: %w", err)
 	}
+	a.allowed = 0
 	return nil
 }

@@ -65,7 +65,7 @@ const (
 
 // Access changes etcd with every right.
 type Access struct {
-	etcd   *etcdserver.EtcdServer
+	etcd   repeating
 	prefix string // of the keys of nodes
 	now    func() time.Time
 
@@ -74,7 +74,7 @@ type Access struct {
 
 // New returns the Access of a member. prefix begins the keys of the nodes.
 func New(etcd *etcdserver.EtcdServer, prefix string, now func() time.Time) *Access {
-	return &Access{etcd: etcd, prefix: prefix, now: now}
+	return &Access{etcd: repeating{etcd}, prefix: prefix, now: now}
 }
 
 // CheckName returns ErrName for a name that no node can have.

@@ -4,6 +4,7 @@
 package access
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -88,5 +89,31 @@ func TestNewNumbersAreAllowedAgainAfterAFailure(t *testing.T) {
 	a.prefix = testPrefix
 	if err := a.Allow(t.Context(), time.Minute); err != nil || a.value(t, allocateKey) != "1" {
 		t.Errorf("after a write that failed, the key is %q, %v", a.value(t, allocateKey), err)
+	}
+}
+
+// TestNodesThatEnrolAtTheSameTimeAllSucceed: each enrolment changes users and roles, and etcd refuses what was called
+// before such a change.
+func TestNodesThatEnrolAtTheSameTimeAllSucceed(t *testing.T) {
+	a := open(t)
+	const nodes = 32
+	failed := make(chan error, nodes)
+	for i := range nodes {
+		go func() {
+			node := fmt.Sprintf("n%d", i)
+			enrolment, err := a.EnrolAccount(t.Context(), node)
+			if err == nil {
+				err = a.Renewed(t.Context(), node, enrolment, time.Now().Add(time.Hour))
+			}
+			if err == nil {
+				err = a.Check(t.Context(), node, enrolment)
+			}
+			failed <- err
+		}()
+	}
+	for range nodes {
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
 	}
 }

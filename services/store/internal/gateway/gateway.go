@@ -31,6 +31,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/store/internal/access"
 	"github.com/sluice-net/sluice/services/store/internal/authority"
 	"github.com/sluice-net/sluice/services/store/internal/member"
 )
@@ -45,7 +46,8 @@ type Options struct {
 	// Certificate returns this member's present certificate.
 	Certificate func() *tls.Certificate
 	Nodes       *x509.CertPool // CA of nodes
-	// Check returns an error for a node whose certificate, of this enrolment, is not accepted.
+	// Check returns an error for a node whose certificate, of this enrolment, is not accepted. It wraps access.ErrRefused
+	// if the certificate is refused; after another error, open connections stay.
 	Check func(ctx context.Context, node, enrolment string) error
 	Now   func() time.Time
 	Log   *slog.Logger
@@ -111,8 +113,8 @@ func (g *Gateway) sweep(ctx context.Context) {
 		var why error
 		if now.After(c.cert.NotAfter) {
 			why = errors.New("its certificate has expired")
-		} else if err := g.o.Check(ctx, c.node, authority.Enrolment(c.cert)); err != nil && ctx.Err() == nil {
-			why = err
+		} else if err := g.o.Check(ctx, c.node, authority.Enrolment(c.cert)); errors.Is(err, access.ErrRefused) {
+			why = err // another error does not say that the certificate is refused
 		}
 		if why != nil {
 			g.o.Log.Info("closing the connection of a node", "node", c.node, "from", c.RemoteAddr(), "because", why)

@@ -26,6 +26,8 @@ const (
 	Audience = "sluice-store"
 	// NodeAccount is the service account of the nodes, whose tokens are accepted.
 	NodeAccount = "sluice"
+	// ControllerAccount is the service account of sluice-controller. The nodes on which it runs publish podCIDRs.
+	ControllerAccount = "sluice-status"
 )
 
 // Published has the epoch, the addresses and the CA of a store in Kubernetes. They are in a ConfigMap, which only the

@@ -27,6 +27,8 @@ type cluster struct {
 	nodes   *accounts.Nodes
 	id      string       // of the store's data
 	found   member.Found // how the store begins, if it has no data
+
+	controllers *accounts.Controllers
 }
 
 // reviews limits the requests of this process to the Kubernetes API, in a second. All nodes enrol when an epoch begins,
@@ -51,6 +53,11 @@ func begin(ctx context.Context, p *process.Process, cfg Config) (*cluster, error
 	}
 	c := &cluster{client: client, account: tokens.Node}
 	if c.nodes, err = accounts.NewNodes(client, 2*cfg.Kubernetes.Takeover, p.Log); err != nil {
+		return nil, err
+	}
+	if c.controllers, err = accounts.NewControllers(
+		client, cfg.Kubernetes.Namespace, cfg.Kubernetes.Takeover/6, p.Log,
+	); err != nil {
 		return nil, err
 	}
 	if c.lease, err = lease.New(lease.Options{
@@ -98,7 +105,9 @@ func (c *cluster) keep(ctx context.Context, m *member.Member, rights *access.Acc
 			Epoch: m.Epoch(), ID: c.id, Clients: at.GetClientAddresses(), Enrol: at.GetEnrolAddresses(), CA: string(ca),
 		}
 	}
-	return c.lease.Keep(ctx, published, func(ctx context.Context) error { return rights.Allow(ctx, c.lease.Allowed()) })
+	return c.lease.Keep(ctx, published, func(ctx context.Context) error {
+		return errors.Join(rights.Allow(ctx, c.lease.Allowed()), rights.LimitSettings(ctx))
+	})
 }
 
 // forget withdraws the credentials of nodes whose Node was deleted.

@@ -112,6 +112,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 		if cluster.lease != nil {
 			p.Go("deleted nodes", func(ctx context.Context) error { return cluster.forget(ctx, rights) })
+			p.Go("podCIDRs", func(ctx context.Context) error { return cluster.controllers.Run(ctx, rights.LetAssign) })
 			p.Go("Lease", func(ctx context.Context) error { return cluster.keep(ctx, m, rights, cfg.EnrolPort) })
 		}
 		srv.SetAllServing(true)

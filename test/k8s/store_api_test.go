@@ -292,3 +292,47 @@ func TestAPIStoreIsRunByOneProcess(t *testing.T) {
 		return logged(s2.dir, "store", "the node n2 is not enrolled, or was revoked")
 	})
 }
+
+// TestAPIStoreTakesRangesOfNodes: any node may register the settings of ipam first. Only a node on which
+// sluice-controller runs publishes the podCIDRs of all nodes.
+func TestAPIStoreTakesRangesOfNodes(t *testing.T) {
+	a := newStoreAPI(t)
+	a.kubectl("create", "serviceaccount", "sluice-status", "--namespace=sluice-system")
+	var nodes []*storeNode
+	for _, name := range []string{"n1", "n2"} {
+		nodes = append(nodes, a.node(name, a.enrolToken("sluice", name, "sluice-store")))
+	}
+	a.store("m1", 10).start()
+	for i, n := range nodes {
+		cluster := identityv1.NewClusterServiceClient(n.dial("identity"))
+		eventually(t, "the ranges of the node are registered", func() error {
+			r, err := cluster.RegisterNode(t.Context(), &identityv1.RegisterNodeRequest{
+				Underlay:  &identityv1.Underlay{Addresses: []string{fmt.Sprintf("192.0.2.%d", i+1)}, Mtu: 1500},
+				PodRanges: &identityv1.PodRanges{Prefixes: []string{fmt.Sprintf("10.244.%d.0/24", i+1)}},
+				Ipam:      &identityv1.IPAMSettings{Mode: identityv1.IPAMMode_IPAM_MODE_KUBERNETES},
+			})
+			if err == nil && !r.GetRegistered() {
+				err = fmt.Errorf("etcd lacks the record: %v", r)
+			}
+			return err
+		})
+	}
+	publish := func(n *storeNode) error {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := identityv1.NewClusterServiceClient(n.dial("identity")).PublishPodCIDRs(ctx,
+			&identityv1.PublishPodCIDRsRequest{Nodes: []*identityv1.NodePodCIDRs{
+				{Name: "n1", PodCidrs: []string{"10.244.1.0/24"}}, {Name: "n2", PodCidrs: []string{"10.244.2.0/24"}},
+			}})
+		return err
+	}
+	eventually(t, "a node without sluice-controller is refused", func() error {
+		if err := publish(nodes[1]); err == nil || !strings.Contains(err.Error(), "the etcd role of the nodes that run") {
+			return fmt.Errorf("the answer to n2 is %v", err) //nolint:errorlint // may be nil
+		}
+		return nil
+	})
+	a.enrolToken("sluice-status", "n1") // its pod counts
+	eventually(t, "the node of sluice-controller publishes podCIDRs", func() error { return publish(nodes[0]) })
+	eventually(t, "the other node has the published podCIDRs", func() error { return publish(nodes[1]) })
+}

@@ -57,10 +57,14 @@ const allocateKey = "/allocate"
 // zoneKey is below the prefix of the nodes, which read it: the epoch, which decides where they look for new numbers.
 const zoneKey = "/epoch"
 
+// settingsKey is below the prefix of the nodes: the settings of ipam, which the first node writes.
+const settingsKey = "/ipam"
+
 // The roles that several users have.
 const (
 	commonRole   = "nodes"
 	settingsRole = "settings"
+	assignerRole = "assigner"
 )
 
 // Access changes etcd with every right.
@@ -116,7 +120,7 @@ func (a *Access) Prepare(ctx context.Context, epoch uint64) error {
 	if err := a.role(ctx, commonRole, a.common()); err != nil {
 		return err
 	}
-	if err := a.role(ctx, settingsRole, []*authpb.Permission{one(authpb.READWRITE, a.prefix+"/ipam")}); err != nil {
+	if err := a.role(ctx, settingsRole, []*authpb.Permission{a.settings()}); err != nil {
 		return err
 	}
 	if err := a.role(ctx, "root", nil); err != nil {
@@ -175,6 +179,9 @@ func (a *Access) common() []*authpb.Permission {
 	return append(all, one(authpb.READWRITE, a.prefix+"/collector"))
 }
 
+// settings is the permission to write the settings of ipam.
+func (a *Access) settings() *authpb.Permission { return one(authpb.READWRITE, a.prefix+settingsKey) }
+
 // own are the permissions that one node has.
 func (a *Access) own(node string) []*authpb.Permission {
 	var all []*authpb.Permission
@@ -207,7 +214,7 @@ func (a *Access) role(ctx context.Context, name string, want []*authpb.Permissio
 	}
 	for _, p := range want {
 		if have != nil && slices.ContainsFunc(have.Perm, func(x *authpb.Permission) bool {
-			return x.PermType == p.PermType && string(x.Key) == string(p.Key) && string(x.RangeEnd) == string(p.RangeEnd)
+			return same(x, p)
 		}) {
 			continue
 		}
@@ -216,6 +223,10 @@ func (a *Access) role(ctx context.Context, name string, want []*authpb.Permissio
 		}
 	}
 	return nil
+}
+
+func same(a, b *authpb.Permission) bool {
+	return a.PermType == b.PermType && string(a.Key) == string(b.Key) && string(a.RangeEnd) == string(b.RangeEnd)
 }
 
 func (a *Access) user(ctx context.Context, name string, roles ...string) error {

@@ -4,15 +4,21 @@
 package access
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/auth"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/store/internal/authority"
 	"github.com/sluice-net/sluice/services/store/internal/member"
 )
 
@@ -42,6 +48,13 @@ func open(t *testing.T) *Access {
 		t.Fatal(err)
 	}
 	return a
+}
+
+// as returns a context of calls that a node makes.
+func as(t *testing.T, node string) context.Context {
+	t.Helper()
+	p := &peer.Peer{AuthInfo: member.AuthInfo(authority.User(node))}
+	return metadata.NewIncomingContext(peer.NewContext(t.Context(), p), metadata.MD{})
 }
 
 // value returns the value of a key; empty: none.
@@ -114,6 +127,78 @@ func TestNodesThatEnrolAtTheSameTimeAllSucceed(t *testing.T) {
 	for range nodes {
 		if err := <-failed; err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// puts writes a key as a node, and checks whether it may.
+func (a *Access) puts(t *testing.T, node, key string, may bool) {
+	t.Helper()
+	_, err := a.etcd.Put(as(t, node), &pb.PutRequest{Key: []byte(testPrefix + key), Value: []byte("x")})
+	if may && err != nil || !may && !errors.Is(err, auth.ErrPermissionDenied) {
+		t.Errorf("%s writes %s: %v, want success: %t", node, key, err, may)
+	}
+}
+
+// enrols gives nodes in Kubernetes their rights.
+func (a *Access) enrols(t *testing.T, nodes ...string) {
+	t.Helper()
+	for _, n := range nodes {
+		if _, err := a.EnrolAccount(t.Context(), n); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestNodesInKubernetesWriteTheSettingsOnce: any node may be the first of an epoch. Later, a compromised node cannot
+// change them.
+func TestNodesInKubernetesWriteTheSettingsOnce(t *testing.T) {
+	a := open(t)
+	a.enrols(t, "n1", "n2")
+	limit := func() {
+		t.Helper()
+		if err := a.LimitSettings(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	limit()
+	a.puts(t, "n1", settingsKey, true)
+	limit()
+	a.enrols(t, "n3")
+	for _, n := range []string{"n1", "n2", "n3"} {
+		a.puts(t, n, settingsKey, false)
+		a.puts(t, n, "/alive/"+n, true)
+	}
+	// An administrator removes them, so that other settings may follow.
+	remove := &pb.DeleteRangeRequest{Key: []byte(testPrefix + settingsKey)}
+	if _, err := a.etcd.DeleteRange(member.Root(t.Context()), remove); err != nil {
+		t.Fatal(err)
+	}
+	limit()
+	a.puts(t, "n2", settingsKey, true)
+}
+
+// TestOnlyNodesOfTheControllerPublishPodCIDRs: also after sluice-controller moved to another node.
+func TestOnlyNodesOfTheControllerPublishPodCIDRs(t *testing.T) {
+	a := open(t)
+	a.enrols(t, "n1", "n2")
+	for _, step := range []struct{ controllers, others []string }{
+		{nil, []string{"n1", "n2"}},
+		{[]string{"n1"}, []string{"n2"}},
+		{[]string{"n1", "n2"}, nil},
+		{[]string{"n2"}, []string{"n1"}},
+	} {
+		if err := a.LetAssign(t.Context(), append(step.controllers, "a node that has not enrolled")); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range step.controllers {
+			a.puts(t, n, "/ip/.assigned/of/other", true)
+			a.puts(t, n, "/ip/.assigned/all", true)
+			a.puts(t, n, "/ip/other/node", false)
+		}
+		for _, n := range step.others {
+			a.puts(t, n, "/ip/.assigned/of/other", false)
+			a.puts(t, n, "/ip/"+n+"/node", true)
 		}
 	}
 }

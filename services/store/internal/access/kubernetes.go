@@ -8,11 +8,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/authpb"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/auth"
 	"go.etcd.io/etcd/server/v3/lease"
 
+	"github.com/sluice-net/sluice/services/store/internal/authority"
 	"github.com/sluice-net/sluice/services/store/internal/member"
 )
 
@@ -31,7 +35,69 @@ func (a *Access) EnrolAccount(ctx context.Context, node string) (enrolment strin
 	if _, err := a.etcd.Put(member.Root(ctx), entry); err != nil {
 		return "", fmt.Errorf("record the node %s: %w", node, err)
 	}
-	return enrolment, a.allow(ctx, node)
+	return enrolment, a.allow(ctx, node, settingsRole)
+}
+
+// LimitSettings lets the nodes of a store in Kubernetes write the settings of ipam while there are none: each epoch
+// begins without, and any node may be the first. Afterwards none of them writes them.
+func (a *Access) LimitSettings(ctx context.Context) error {
+	root := member.Root(ctx)
+	have, err := a.etcd.Range(root, &pb.RangeRequest{Key: []byte(a.prefix + settingsKey), CountOnly: true})
+	if err != nil {
+		return fmt.Errorf("read the settings of ipam: %w", err)
+	}
+	role, err := a.etcd.AuthStore().RoleGet(&pb.AuthRoleGetRequest{Role: settingsRole})
+	if err != nil {
+		return fmt.Errorf("read etcd's role %s: %w", settingsRole, err)
+	}
+	p := a.settings()
+	granted := slices.ContainsFunc(role.Perm, func(x *authpb.Permission) bool { return same(x, p) })
+	switch {
+	case have.Count == 0 && !granted:
+		_, err = a.etcd.RoleGrantPermission(root, &pb.AuthRoleGrantPermissionRequest{Name: settingsRole, Perm: p})
+	case have.Count > 0 && granted:
+		_, err = a.etcd.RoleRevokePermission(root, &pb.AuthRoleRevokePermissionRequest{
+			Role: settingsRole, Key: p.Key, RangeEnd: p.RangeEnd,
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("change etcd's role %s: %w", settingsRole, err)
+	}
+	return nil
+}
+
+// LetAssign lets these nodes publish the podCIDRs of all nodes, and no others: with this right, a compromised node
+// could take ranges of others.
+func (a *Access) LetAssign(ctx context.Context, nodes []string) error {
+	assigned := below(authpb.READWRITE, a.prefix+"/ip/.assigned/")
+	if err := a.role(ctx, assignerRole, []*authpb.Permission{assigned}); err != nil {
+		return err
+	}
+	all, err := a.Nodes(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range all {
+		user := authority.User(n.Name)
+		have, err := a.etcd.AuthStore().UserGet(&pb.AuthUserGetRequest{Name: user})
+		if errors.Is(err, auth.ErrUserNotFound) {
+			continue // it is enrolling
+		}
+		if err != nil {
+			return fmt.Errorf("read etcd's user %s: %w", user, err)
+		}
+		want, has := slices.Contains(nodes, n.Name), slices.Contains(have.Roles, assignerRole)
+		switch {
+		case want && !has:
+			err = a.user(ctx, user, assignerRole)
+		case has && !want:
+			_, err = a.etcd.UserRevokeRole(member.Root(ctx), &pb.AuthUserRevokeRoleRequest{Name: user, Role: assignerRole})
+		}
+		if err != nil {
+			return fmt.Errorf("change the role %s of etcd's user %s: %w", assignerRole, user, err)
+		}
+	}
+	return nil
 }
 
 // Allow lets nodes allocate new numbers and ranges, until Forbid or for the time from now on.

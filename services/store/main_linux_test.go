@@ -886,7 +886,8 @@ func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 	}
 }
 
-// TestKernelStoreThatIsRestoredTwiceHasALaterEpoch: all data are lost, and the copy of member.json is of the first epoch.
+// TestKernelStoreThatIsRestoredTwiceHasALaterEpoch: all data are lost, and the copy of member.json is of the first
+// epoch.
 func TestKernelStoreThatIsRestoredTwiceHasALaterEpoch(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()

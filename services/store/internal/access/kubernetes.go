@@ -38,8 +38,8 @@ func (a *Access) EnrolAccount(ctx context.Context, node string) (enrolment strin
 	return enrolment, a.allow(ctx, node, settingsRole)
 }
 
-// LimitSettings lets the nodes of a store in Kubernetes write the settings of ipam while there are none: each epoch
-// begins without, and any node may be the first. Afterwards none of them writes them.
+// LimitSettings lets the nodes of a store in Kubernetes write the settings of ipam while the key is absent: each epoch
+// begins without settings, and any node may be the first. Afterwards no node may change them.
 func (a *Access) LimitSettings(ctx context.Context) error {
 	root := member.Root(ctx)
 	have, err := a.etcd.Range(root, &pb.RangeRequest{Key: []byte(a.prefix + settingsKey), CountOnly: true})

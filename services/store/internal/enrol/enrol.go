@@ -39,6 +39,7 @@ import (
 // Bounds of a port that anyone may reach.
 const (
 	maxConnections = 256
+	maxPerSource   = 16 // connections of one address
 	maxMessage     = 32 << 10
 	maxAge         = time.Minute // of a connection
 )
@@ -85,7 +86,7 @@ func New(o Options) *Server {
 
 // Serve serves a listener until Stop.
 func (s *Server) Serve(l net.Listener) error {
-	return s.grpc.Serve(netutil.LimitListener(l, maxConnections))
+	return s.grpc.Serve(netutil.LimitListener(limitPerSource(l, maxPerSource), maxConnections))
 }
 
 // Stop ends all connections.

@@ -53,8 +53,11 @@ type Options struct {
 	Log   *slog.Logger
 }
 
-// maxConnections limits connections over TCP before and after their handshake.
-const maxConnections = 4096
+// Limits of connections over TCP after their handshake. A node needs a few.
+const (
+	maxConnections = 4096
+	maxOfNode      = 64
+)
 
 // Gateway is a server for etcd's clients.
 type Gateway struct {
@@ -191,12 +194,30 @@ func (g *Gateway) handshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error
 	c := &conn{Conn: secured, g: g, node: node, cert: leaf}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.conns) >= maxConnections {
+	if err := g.full(node); err != nil {
 		secured.Close() //nolint:errcheck // refused
-		return nil, nil, fmt.Errorf("%d connections are open", maxConnections)
+		return nil, nil, err
 	}
 	g.conns[c] = true
 	return c, info, nil
+}
+
+// full returns an error if a node may not have another connection. The caller holds mu. A compromised node must not use
+// up the connections of all.
+func (g *Gateway) full(node string) error {
+	if len(g.conns) >= maxConnections {
+		return fmt.Errorf("%d connections are open", maxConnections)
+	}
+	own := 0
+	for c := range g.conns {
+		if c.node == node {
+			own++
+		}
+	}
+	if own >= maxOfNode {
+		return fmt.Errorf("the node %s has %d connections", node, own)
+	}
+	return nil
 }
 
 // Node returns the node and the enrolment of a verified certificate.

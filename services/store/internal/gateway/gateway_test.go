@@ -50,3 +50,20 @@ func TestSweepClosesConnectionsOfRefusedCertificatesOnly(t *testing.T) {
 		theirs.Close() //nolint:errcheck // may be closed
 	}
 }
+
+// TestConnectionsOfOneNodeKeepNoOtherFromConnecting: a compromised node opens as many connections as it may.
+func TestConnectionsOfOneNodeKeepNoOtherFromConnecting(t *testing.T) {
+	g := &Gateway{conns: map[*conn]bool{}}
+	for range maxConnections {
+		if g.full("n1") != nil {
+			break
+		}
+		g.conns[&conn{node: "n1"}] = true
+	}
+	if len(g.conns) != maxOfNode {
+		t.Errorf("n1 has %d connections, want %d", len(g.conns), maxOfNode)
+	}
+	if err := g.full("n2"); err != nil {
+		t.Errorf("n2 is refused: %v", err)
+	}
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package enrol
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+)
+
+// perSource limits the open connections of one source address, or of one /64 of IPv6, so that one machine cannot use up
+// the connections of all. Connections beyond the limit are closed at once.
+type perSource struct {
+	net.Listener
+	most int
+
+	mu   sync.Mutex
+	open map[netip.Prefix]int // guarded by mu
+}
+
+func limitPerSource(l net.Listener, most int) *perSource {
+	return &perSource{Listener: l, most: most, open: map[netip.Prefix]int{}}
+}
+
+// source returns the addresses that count as one source.
+func source(a net.Addr) netip.Prefix {
+	at, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return netip.Prefix{}
+	}
+	ip, bits := at.Addr().Unmap().WithZone(""), 32
+	if ip.Is6() {
+		bits = 64
+	}
+	return netip.PrefixFrom(ip, bits).Masked()
+}
+
+// Accept implements net.Listener.
+func (l *perSource) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		from := source(c.RemoteAddr())
+		if l.take(from) {
+			return &counted{Conn: c, give: sync.OnceFunc(func() { l.give(from) })}, nil
+		}
+		c.Close() //nolint:errcheck // refused
+	}
+}
+
+func (l *perSource) take(from netip.Prefix) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open[from] >= l.most {
+		return false
+	}
+	l.open[from]++
+	return true
+}
+
+func (l *perSource) give(from netip.Prefix) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open[from]--; l.open[from] == 0 {
+		delete(l.open, from)
+	}
+}
+
+// counted is a connection that counts until it is closed.
+type counted struct {
+	net.Conn
+	give func()
+}
+
+// Close implements net.Conn.
+func (c *counted) Close() error {
+	defer c.give()
+	return c.Conn.Close()
+}

@@ -135,12 +135,16 @@ type stream struct {
 	cancel context.CancelFunc
 	enough int
 	got    []*observer.GetFlowsResponse
+	first  func() // called when the first answer has arrived; nil: nothing
 }
 
 func (s *stream) Context() context.Context { return s.ctx }
 
 func (s *stream) Send(m *observer.GetFlowsResponse) error {
 	s.got = append(s.got, proto.CloneOf(m))
+	if len(s.got) == 1 && s.first != nil {
+		s.first()
+	}
 	if s.enough > 0 && len(s.got) >= s.enough {
 		s.cancel()
 	}
@@ -162,9 +166,15 @@ func (s *stream) texts() (texts []string) {
 func (b *bench) ask(r *observer.GetFlowsRequest, enough int) (*stream, error) {
 	b.t.Helper()
 	s := &stream{enough: enough}
-	s.ctx, s.cancel = context.WithCancel(b.t.Context())
+	return s, b.answers(b.t.Context(), r, s)
+}
+
+// answers makes a call whose answers a stream receives.
+func (b *bench) answers(ctx context.Context, r *observer.GetFlowsRequest, s *stream) error {
+	b.t.Helper()
+	s.ctx, s.cancel = context.WithCancel(ctx)
 	defer s.cancel()
-	return s, b.GetFlows(r, s)
+	return b.GetFlows(r, s)
 }
 
 // TestFlowsOfARange: number, first, since and until as in Hubble, with and without filters.
@@ -275,18 +285,32 @@ func TestLossesAreMerged(t *testing.T) {
 	}
 }
 
-// TestFollowerGetsALossWithoutAFurtherFlow: losses of a second are one message, which waits for no other record.
+// TestFollowerGetsALossWithoutAFurtherFlow: losses of a second are one message, which waits for no other record. Losses
+// that arrive before the call follows are one message, too; those after the first answer are sent while it follows.
 func TestFollowerGetsALossWithoutAFurtherFlow(t *testing.T) {
-	b := newBench(t, 64<<20)
-	go func() {
+	for name, c := range map[string]struct {
+		before []uint64 // losses before the call
+		after  []uint64 // losses after its first answer
+		want   []string
+	}{
+		"while it follows":   {nil, []uint64{3, 4, 5}, []string{"0", "lost 3", "lost 9"}},
+		"before it follows":  {[]uint64{3, 4, 5}, nil, []string{"0", "lost 12"}},
+		"before and then on": {[]uint64{3}, []uint64{4, 5}, []string{"0", "lost 3", "lost 9"}},
+	} {
+		b := newBench(t, 64<<20)
 		b.add(0, 0)
-		b.addLoss(3, 1)
-		b.addLoss(4, 2)
-		b.addLoss(5, 3)
-	}()
-	s, err := b.ask(&observer.GetFlowsRequest{Follow: true, Since: at(0)}, 3)
-	if want := []string{"0", "lost 3", "lost 9"}; status.Code(err) != codes.Canceled || !slices.Equal(s.texts(), want) {
-		t.Errorf("%q, %v; want %q", s.texts(), err, want)
+		for i, count := range c.before {
+			b.addLoss(count, 1+i)
+		}
+		s := &stream{enough: len(c.want), first: func() {
+			for i, count := range c.after {
+				b.addLoss(count, 10+i)
+			}
+		}}
+		err := b.answers(t.Context(), &observer.GetFlowsRequest{Follow: true, Since: at(0)}, s)
+		if status.Code(err) != codes.Canceled || !slices.Equal(s.texts(), c.want) {
+			t.Errorf("losses %s: %q, %v; want %q", name, s.texts(), err, c.want)
+		}
 	}
 }
 

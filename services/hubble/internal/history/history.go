@@ -74,6 +74,7 @@ type Entry struct {
 // Record is a stored record.
 type Record struct {
 	Number uint64 // from 1 on, in order of arrival; never reused
+	Part   string
 	Time   time.Time
 	Loss   bool
 	Data   []byte // must not be changed
@@ -183,14 +184,14 @@ func (h *History) Append(e Entry) {
 		return
 	}
 	h.mu.Lock()
-	r := Record{Number: h.next, Time: e.Time, Loss: e.Loss, Data: e.Data}
+	p := h.part(e.Part)
+	r := Record{Number: h.next, Part: p.name, Time: e.Time, Loss: e.Loss, Data: e.Data}
 	if len(h.recent) < Recent {
 		h.recent = append(h.recent, r)
 	} else {
 		h.recent[(r.Number-h.first)%Recent] = r
 	}
 	h.next++
-	p := h.part(e.Part)
 	p.pending, p.facts = append(p.pending, r), append(p.facts, e.Facts)
 	h.waiting++
 	h.waitBytes += len(e.Data)
@@ -436,12 +437,13 @@ func (h *History) Status() Status {
 	return s
 }
 
-// Incomplete returns the time of the newest displaced record after since; zero without one.
-func (h *History) Incomplete(since time.Time) (until time.Time) {
+// Incomplete returns the time of the newest displaced record after since in the parts that are of interest; zero
+// without one. If of is nil, all parts are.
+func (h *History) Incomplete(since time.Time, of func(part string) bool) (until time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, t := range h.complete {
-		if !t.Before(since) && t.After(until) {
+	for part, t := range h.complete {
+		if (of == nil || of(part)) && !t.Before(since) && t.After(until) {
 			until = t
 		}
 	}

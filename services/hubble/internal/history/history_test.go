@@ -220,7 +220,7 @@ func TestCorruptFileIsReportedAndKept(t *testing.T) {
 			}
 			h = open(t, dir, 16<<20, start)
 			missing := 0
-			got := forward(t, h, 0, Query{Corrupt: func(_ uint64, n int, _, _ time.Time) { missing += n }})
+			got := forward(t, h, 0, Query{Corrupt: func(_ uint64, _ string, n int, _, _ time.Time) { missing += n }})
 			if len(got) == 0 || len(got) >= 4*Recent || missing == 0 {
 				t.Errorf("%d records are readable, %d are reported as missing", len(got), missing)
 			}
@@ -288,7 +288,7 @@ func TestLargestTenantLosesItsOldestRecords(t *testing.T) {
 			t.Errorf("part %s is complete from %s on", p.Name, p.Complete)
 		}
 	}
-	if until := h.Incomplete(start); until.IsZero() || !h.Incomplete(start.Add(time.Hour)).IsZero() {
+	if until := h.Incomplete(start, nil); until.IsZero() || !h.Incomplete(start.Add(time.Hour), nil).IsZero() {
 		t.Errorf("records are missing until %s", until)
 	}
 }

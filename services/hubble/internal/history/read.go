@@ -24,9 +24,9 @@ type Query struct {
 	From, To time.Time
 	// Skip reports whether no record of a segment can match; nil skips none.
 	Skip func(Index) bool
-	// Corrupt is called for each segment that cannot be read completely, with the number that names its file and with
-	// the number of missing records: at least one, if that is not known.
-	Corrupt func(file uint64, records int, from, to time.Time)
+	// Corrupt is called for each segment that cannot be read completely, with the number that names its file, its part,
+	// and the number of missing records: at least one, if that is not known. The part is Unknown if it is not known.
+	Corrupt func(file uint64, part string, records int, from, to time.Time)
 }
 
 // wants reports whether a record's number is in the range.
@@ -88,12 +88,15 @@ func (v *view) records(s *segment) []Record {
 	if err != nil {
 		v.h.corrupt(s, err)
 		if v.q.Corrupt != nil {
-			v.q.Corrupt(s.first, max(1, s.index.Count-len(all)), s.from, s.to)
+			v.q.Corrupt(s.first, s.part, max(1, s.index.Count-len(all)), s.from, s.to)
 		}
 	}
 	before := uint64(1<<64 - 1)
 	if len(v.recent) > 0 {
 		before = v.recent[0].Number
+	}
+	for i := range all {
+		all[i].Part = s.part
 	}
 	return slices.DeleteFunc(all, func(r Record) bool {
 		return r.Number >= before || r.Number > s.index.Last || !v.q.wants(r.Number)

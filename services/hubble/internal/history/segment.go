@@ -44,8 +44,8 @@ const maxNames = 256
 // maxFrame is the maximum size of a frame in bytes.
 const maxFrame = 8 << 20
 
-// corruptPart is the part of the files whose part is not known.
-const corruptPart = "corrupt files"
+// Unknown is the part of the corrupt files whose part is not known.
+const Unknown = "corrupt files"
 
 // errCorrupt is returned for a file whose content is not what was written.
 var errCorrupt = errors.New("the content is corrupt")
@@ -435,7 +435,7 @@ func (h *History) loadSegment(first uint64, suffix string) error {
 			err = errCorrupt
 		}
 		s.index = Index{First: first, Last: first, Many: true}
-		s.part = corruptPart
+		s.part = Unknown
 		h.keep(s)
 		h.corrupt(s, err)
 		return nil
@@ -535,7 +535,7 @@ func (h *History) setAside(s *segment, why error) error {
 	s.bytes, s.from, s.to = info.Size(), info.ModTime(), info.ModTime()
 	last := max(s.index.Last, s.first)
 	s.index = Index{First: s.first, Last: last, Many: true}
-	s.part = corruptPart
+	s.part = Unknown
 	h.keep(s)
 	h.corrupt(s, why)
 	return nil

@@ -6,6 +6,7 @@ package server
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -81,6 +82,10 @@ func (s *Server) answer(
 	// Indices have names of all tenants. A tenant's reader could find out by the time of an answer whether one exists.
 	if view.All() {
 		a.skip = a.filter.Excludes
+	} else {
+		// Only history.Others and history.Unknown may have records of several tenants, one of which may be this one.
+		parts := append(view.Parts(), history.Others, history.Unknown)
+		a.concerns = func(part string) bool { return slices.Contains(parts, part) }
 	}
 	if a.mask, err = mask.New(r.GetFieldMask()); err != nil {
 		return nil, invalid("field_mask", err)

@@ -39,6 +39,9 @@ type reading struct {
 	// pick returns how to send the event of a record; nil if the request does not select it.
 	pick     func(history.Record) (send func() error, err error)
 	sendLoss func(*flow.LostEvent) error
+	// concerns reports whether the client learns that records of a part are missing; nil: of all parts. The losses of
+	// other tenants would tell it how many flows they have.
+	concerns func(part string) bool
 
 	found   uint64          // stored events that the request selects
 	corrupt map[uint64]bool // corrupt files that are reported
@@ -54,7 +57,7 @@ func (a *reading) stored(ctx context.Context, next uint64) (last uint64, err err
 	}
 	// A question that reaches back beyond what is left is answered with the time from which on the answer is complete.
 	if !a.since.IsZero() {
-		if until := a.o.History.Incomplete(a.since); !until.IsZero() {
+		if until := a.o.History.Incomplete(a.since, a.concerns); !until.IsZero() {
 			a.missing(0, a.since, until)
 		}
 	}
@@ -63,18 +66,23 @@ func (a *reading) stored(ctx context.Context, next uint64) (last uint64, err err
 			return 0, err
 		}
 	}
+	return last, a.sendRange(ctx, next, last)
+}
+
+// sendRange sends the events of the records from next to last.
+func (a *reading) sendRange(ctx context.Context, next, last uint64) (err error) {
 	for next <= last {
 		var batch []message
 		if next, batch, err = a.collect(ctx, next, last); err != nil {
-			return 0, err
+			return err
 		}
 		for _, m := range batch {
 			if err := a.sendStored(m); err != nil {
-				return 0, err
+				return err
 			}
 		}
 	}
-	return last, nil
+	return nil
 }
 
 // query selects the records from first to last.
@@ -139,8 +147,8 @@ func (a *reading) collect(ctx context.Context, first, last uint64) (next uint64,
 	}
 	defer done()
 	q := a.query(first, last)
-	q.Corrupt = func(file uint64, records int, from, to time.Time) {
-		if !a.corrupt[file] {
+	q.Corrupt = func(file uint64, part string, records int, from, to time.Time) {
+		if !a.corrupt[file] && (a.concerns == nil || a.concerns(part)) {
 			a.corrupt[file] = true
 			a.missing(uint64(records), from, to)
 		}
@@ -156,7 +164,7 @@ func (a *reading) collect(ctx context.Context, first, last uint64) (next uint64,
 		send, err := a.selected(r)
 		switch {
 		case err != nil:
-			a.missing(1, r.Time, r.Time)
+			a.unreadable(r)
 		case r.Loss:
 			a.addLoss(r)
 		case send != nil:
@@ -216,6 +224,14 @@ func (a *reading) follow(ctx context.Context, last uint64) error {
 		case err != nil:
 			return status.FromContextError(err).Err()
 		}
+		if missed > 0 && a.concerns != nil { // which of them are of the client, only the files tell
+			now := a.o.History.Last()
+			if err := a.sendRange(ctx, last+1, now); err != nil {
+				return err
+			}
+			last = now
+			continue
+		}
 		if missed > 0 {
 			a.missing(missed, r.Time, r.Time)
 		}
@@ -223,7 +239,7 @@ func (a *reading) follow(ctx context.Context, last uint64) error {
 		send, err := a.selected(r)
 		switch {
 		case err != nil:
-			a.missing(1, r.Time, r.Time)
+			a.unreadable(r)
 		case r.Loss:
 			a.addLoss(r)
 		case send != nil:
@@ -262,6 +278,13 @@ func (a *reading) missing(count uint64, from, to time.Time) {
 		Source: flow.LostEventSource_HUBBLE_RING_BUFFER, NumEventsLost: count,
 		First: timestamppb.New(from), Last: timestamppb.New(to),
 	})
+}
+
+// unreadable reports that a record cannot be decoded.
+func (a *reading) unreadable(r history.Record) {
+	if a.concerns == nil || a.concerns(r.Part) {
+		a.missing(1, r.Time, r.Time)
+	}
 }
 
 // addLoss reports the loss of a record, unless it is earlier than the request.

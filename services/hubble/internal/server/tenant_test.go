@@ -5,6 +5,8 @@ package server
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
@@ -406,6 +409,105 @@ func TestReaderOfATenantFollowsOnlyItsFlows(t *testing.T) {
 			t.Errorf("after the flows of others comes\n%s", text)
 		}
 		return
+	}
+}
+
+// asTenant returns the context of a call of a client with a certificate.
+func asTenant(ctx context.Context, name string) context.Context {
+	return grpcpeer.NewContext(ctx, &grpcpeer.Peer{AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{
+		VerifiedChains: [][]*x509.Certificate{{{DNSNames: []string{name}}}},
+	}}})
+}
+
+// TestReaderOfATenantLearnsOnlyOfItsOwnLosses: the flows of another tenant displace none of its flows, and their number
+// is not visible to it. Displaced, corrupt and unreadable records of its own part are losses.
+func TestReaderOfATenantLearnsOnlyOfItsOwnLosses(t *testing.T) {
+	asks := func(b *bench, name string) []string {
+		t.Helper()
+		s := &stream{}
+		if err := b.answers(asTenant(t.Context(), name), &observer.GetFlowsRequest{Since: at(0)}, s); err != nil {
+			t.Fatal(err)
+		}
+		return s.texts()
+	}
+	b := newBench(t, history.MinBytes)
+	shop, victim := podOf("shop", ""), podOf(secret, "")
+	own := fullFlow(1, shop, shop)
+	b.store("namespace shop", own)
+	b.h.Append(history.Entry{Part: "namespace victim", Time: at(2).AsTime(), Data: []byte{0xff}})
+	for i := range 60_000 {
+		f := &flow.Flow{Time: at(i), Source: victim, Destination: victim, SourceNames: []string{noise(300)}}
+		b.store("namespace victim", f)
+	}
+	b.h.Append(history.Entry{Part: "namespace victim", Time: at(2).AsTime(), Data: []byte{0xff}})
+	b.h.Flush()
+	if got := asks(b, "namespace.victim.sluice"); got[0] != "lost 0" {
+		t.Fatalf("the answer to the tenant whose flows were displaced begins with %q", got[0])
+	}
+	if got := asks(b, "namespace.shop.sluice"); !slices.Equal(got, []string{own.GetUuid()}) {
+		t.Errorf("the answer to the other tenant: %q, want its only flow", got)
+	}
+	// A corrupt file of the other tenant, and then one of its own.
+	if err := b.h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	corrupt := func(pattern, text string) {
+		t.Helper()
+		files, err := filepath.Glob(filepath.Join(b.dir, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("files %s: %v, %v", pattern, files, err)
+		}
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(content), text) {
+				content[len(content)-1] ^= 1
+				if err := os.WriteFile(file, content, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	corrupt("*.segment", "namespace victim")
+	b.open(history.MinBytes)
+	if got := asks(b, "namespace.shop.sluice"); !slices.Equal(got, []string{own.GetUuid()}) {
+		t.Errorf("with corrupt files of another tenant: %q, want the only flow", got)
+	}
+	b.h.Append(history.Entry{Part: "namespace shop", Time: at(70_000).AsTime(), Data: []byte{0xff}})
+	if got := asks(b, "namespace.shop.sluice"); !slices.Equal(got, []string{own.GetUuid(), "lost 0"}) {
+		t.Errorf("with a record of its own that cannot be read: %q, want the flow and a loss", got)
+	}
+}
+
+// TestReaderOfATenantThatFallsBehindLosesNoFlow: between two of its answers arrive more flows of others than are in
+// memory. A loss would tell how many they are, so the call reads the files.
+func TestReaderOfATenantThatFallsBehindLosesNoFlow(t *testing.T) {
+	b := newBench(t, 64<<20)
+	shop, victim := podOf("shop", ""), podOf(secret, "")
+	var want []string
+	add := func(second int) {
+		f := fullFlow(second, shop, shop)
+		b.store("namespace shop", f)
+		want = append(want, f.GetUuid())
+	}
+	add(1)
+	s := &stream{enough: 4, first: func() {
+		add(2)
+		for i := range 3 * history.Recent {
+			b.store("namespace victim", fullFlow(i, victim, victim))
+			if i == history.Recent {
+				add(3)
+			}
+		}
+		add(4)
+		add(5)
+	}}
+	err := b.answers(asTenant(t.Context(), "namespace.shop.sluice"),
+		&observer.GetFlowsRequest{Follow: true, Since: at(0)}, s)
+	if got := s.texts(); status.Code(err) != codes.Canceled || len(got) < 4 || !slices.Equal(got[:4], want[:4]) {
+		t.Errorf("%q, %v; want %q", got, err, want)
 	}
 }
 

@@ -28,11 +28,14 @@ type Deletion struct {
 	ValidateOnly bool
 }
 
-// Delete deletes records and returns their number. Records about losses stay. It takes one segment at a time, so that
-// new records wait for one segment only. A corrupt segment stays, and its records are not counted.
+// Delete deletes the present records that are selected, and returns their number. Records about losses stay. It takes
+// one segment at a time, so that new records wait for one segment only. A corrupt segment stays, and its records are
+// not counted.
 func (h *History) Delete(ctx context.Context, d Deletion) (deleted uint64, err error) {
-	h.Flush() // records in memory are in files from here on, unless the disk is full
+	// Up to last, records are in files after Flush, unless the disk is full. Those that arrive later may still wait for a
+	// batch, which would write them after they were deleted from memory.
 	last := h.Last()
+	h.Flush()
 	for _, s := range h.segments(d.Before) {
 		if err := ctx.Err(); err != nil {
 			return deleted, err

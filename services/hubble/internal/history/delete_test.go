@@ -6,9 +6,11 @@ package history
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 )
@@ -97,6 +99,37 @@ func TestDeletedRecordsAreGone(t *testing.T) {
 	}
 	h.Append(entry("shop", count, 400))
 	want(t, "after a new record", forward(t, h, count, Query{}), []uint64{count, count + 1})
+}
+
+// TestRecordThatArrivesDuringADeletionIsNotCountedAndKept: what a deletion counts is in no file afterwards. A record
+// that arrives while the deletion writes the former ones is either deleted from the files, too, or not counted.
+func TestRecordThatArrivesDuringADeletionIsNotCountedAndKept(t *testing.T) {
+	dir := t.TempDir()
+	h := open(t, dir, 64<<20, start)
+	h.Append(entry("shop", 0, 100))
+	h.o.Now = sync.OnceValue(func() time.Time { // the next batch asks for the time while it is written
+		h.Append(entry("shop", 1, 100))
+		return start
+	})
+	n, err := h.Delete(t.Context(), Deletion{
+		Selects: func(f Facts) bool { return slices.Contains(f.Namespaces, "shop") },
+		Rest:    func([]byte) []byte { return []byte("rest of it") },
+	})
+	if err != nil || n == 0 {
+		t.Fatalf("%d records were deleted, %v", n, err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	kept := uint64(0)
+	for i := range 2 {
+		if holds(t, dir, fmt.Sprintf("shop %d ", i)) {
+			kept++
+		}
+	}
+	if n+kept != 2 {
+		t.Errorf("of 2 records, %d are counted as deleted, and %d are in files", n, kept)
+	}
 }
 
 // TestReaderPassesOverDeletedRecords: a reader that follows gets the next record that was not deleted. Of the latest

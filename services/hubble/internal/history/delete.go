@@ -4,6 +4,7 @@
 package history
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -81,24 +82,24 @@ func (h *History) deleteInMemory(last uint64, d Deletion) (deleted uint64, err e
 		if err != nil {
 			return 0, err
 		}
-		if d.selects(r, facts) {
-			gone[r.Number] = d.rest(r, last)
+		if rest, ok := d.deletes(r, facts, last); ok {
+			gone[r.Number] = rest
 		}
 	}
 	h.forget(gone)
 	return uint64(len(gone)), nil
 }
 
-func (d Deletion) selects(r Record, f Facts) bool {
-	return (d.Before.IsZero() || r.Time.Before(d.Before)) && d.Selects(f)
-}
-
-// rest returns what stays of a deleted record; nil if nothing does.
-func (d Deletion) rest(r Record, last uint64) []byte {
-	if r.Number < last {
-		return nil
+// deletes reports whether a record up to last is deleted, and returns what stays of it; nil if nothing does. A record
+// that is such a rest is not deleted again.
+func (d Deletion) deletes(r Record, f Facts, last uint64) (rest []byte, ok bool) {
+	if r.Loss || r.Number > last || !d.Before.IsZero() && !r.Time.Before(d.Before) || !d.Selects(f) {
+		return nil, false
 	}
-	return d.Rest(r.Data)
+	if r.Number == last {
+		rest = d.Rest(r.Data)
+	}
+	return rest, rest == nil || !bytes.Equal(rest, r.Data)
 }
 
 // deleteIn deletes records in one segment.
@@ -133,9 +134,9 @@ func (h *History) deleteIn(of *segment, last uint64, d Deletion) (deleted uint64
 				return 0, nil
 			}
 		}
-		if !r.Loss && r.Number <= last && d.selects(r, facts) {
-			gone[r.Number] = d.rest(r, last)
-			if r.Data, facts = gone[r.Number], (Facts{}); r.Data == nil {
+		if rest, ok := d.deletes(r, facts, last); ok {
+			gone[r.Number] = rest
+			if r.Data, facts = rest, (Facts{}); r.Data == nil {
 				continue
 			}
 		}

@@ -132,6 +132,23 @@ func TestRecordThatArrivesDuringADeletionIsNotCountedAndKept(t *testing.T) {
 	}
 }
 
+// TestEachDeletedRecordIsCountedOnce: what stays of the latest record is not deleted again, neither in memory nor by a
+// second deletion.
+func TestEachDeletedRecordIsCountedOnce(t *testing.T) {
+	h := open(t, t.TempDir(), 64<<20, start)
+	for i := range 3 {
+		h.Append(entry("shop", i, 100))
+	}
+	everything := Deletion{
+		Selects: func(Facts) bool { return true }, Rest: func([]byte) []byte { return []byte("rest of it") },
+	}
+	for i, want := range []uint64{3, 0} {
+		if n, err := h.Delete(t.Context(), everything); err != nil || n != want {
+			t.Errorf("deletion %d: %d records, want %d, %v", i, n, want, err)
+		}
+	}
+}
+
 // TestReaderPassesOverDeletedRecords: a reader that follows gets the next record that was not deleted. Of the latest
 // record, the rest stays.
 func TestReaderPassesOverDeletedRecords(t *testing.T) {

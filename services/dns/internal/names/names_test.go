@@ -302,6 +302,32 @@ func TestAddressesOfPodsThatAreGoneMakeRoomFirst(t *testing.T) {
 	}
 }
 
+// TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted: a name is evicted that another pod pays for, but whose only
+// address the asker pays for.
+func TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted(t *testing.T) {
+	c := newTable(8, 100)
+	noisy := Asker{2, "namespace noisy"}
+	asker, gone1, gone2 := Asker{3, "namespace shop"}, Asker{4, "namespace shop"}, Asker{5, "namespace shop"}
+	c.learn(noisy, "n0.", 2*time.Minute, 0)
+	for i := 1; i < 8; i++ {
+		c.learn(noisy, fmt.Sprintf("n%d.", i), time.Hour, i)
+	}
+	c.learn(gone1, "n1.", time.Hour, 1)
+	c.learn(gone2, "n2.", time.Hour, 2)
+	c.learn(asker, "n0.", 2*time.Minute, 0) // pays for the address, but not for the name: its tenant has too many pods
+	if n, _ := c.Get("n0.", c.now); n.Payer != noisy || n.Entries[0].Payer != asker {
+		t.Fatalf("%+v", n)
+	}
+	c.Leave(gone1.Endpoint)
+	c.Leave(gone2.Endpoint)
+	if r := c.learn(asker, "m.", time.Minute, 99); r.Refused != 0 {
+		t.Errorf("%+v, %+v", r, c.Refusals("m."))
+	}
+	if n, ok := c.Get("m.", c.now); !ok || n.Payer != asker {
+		t.Errorf("%v, %+v", ok, n)
+	}
+}
+
 // TestCountsAreThoseOfTheContent learns and removes at random, and counts again.
 func TestCountsAreThoseOfTheContent(t *testing.T) {
 	seed := rand.Uint64()

@@ -16,7 +16,7 @@ const unpaid = 0
 type account struct {
 	tenant string
 	used   [2]int // by bound
-	held   bool   // a call of Learn uses it
+	held   bool   // a call of Learn uses it, so it stays although it may pay for nothing meanwhile
 }
 
 // The bounds.
@@ -66,7 +66,7 @@ func (s *shares) leave(tenant string) {
 
 // close removes the account of an endpoint if it pays for nothing and no call uses it.
 func (s *shares) close(endpoint uint32) {
-	if acc := s.accounts[endpoint]; acc != nil && endpoint != unpaid && acc.used == [2]int{} {
+	if acc := s.accounts[endpoint]; acc != nil && endpoint != unpaid && acc.used == [2]int{} && !acc.held {
 		delete(s.accounts, endpoint)
 		s.leave(acc.tenant)
 	}

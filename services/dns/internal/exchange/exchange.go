@@ -129,7 +129,7 @@ type key struct {
 // pod has the queries of one pod without an answer, and the number of its held answers.
 type pod struct {
 	open  map[key]uint64 // number of the latest query with this key
-	order []asked        // oldest first; answered ones stay until they reach the front
+	order []asked        // oldest first; answered ones stay until they reach the front, or until there are too many
 	next  uint64
 	held  int
 }
@@ -180,8 +180,12 @@ func (x *Exchange) note(c Connection, k key) {
 		x.pods[c.Asker.Endpoint] = p
 	}
 	p.trim(now)
-	if len(p.order) >= MaxQueries {
+	// Only unanswered queries count, so that a slow query is not dropped because of those after it that are answered.
+	if _, again := p.open[k]; !again && len(p.open) >= MaxQueries {
 		p.drop()
+	}
+	if len(p.order) >= 2*MaxQueries { // at least half of them are answered, so this is rare
+		p.order = slices.DeleteFunc(p.order, func(a asked) bool { return p.open[a.key] != a.number })
 	}
 	p.next++
 	p.open[k] = p.next

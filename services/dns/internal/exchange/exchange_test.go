@@ -290,6 +290,30 @@ func TestQueriesOfOnePodAreBounded(t *testing.T) {
 	}
 }
 
+// TestSlowQueryIsNotDroppedForAnsweredOnes: only queries without an answer count.
+func TestSlowQueryIsNotDroppedForAnsweredOnes(t *testing.T) {
+	b := newBench(t)
+	b.ask(t, client, 0, "slow.example.com.")
+	const others = 5 * MaxQueries
+	for i := range uint16(others) {
+		b.ask(t, client, i, "www.example.com.")
+		if i == others-1 {
+			break
+		}
+		if action, _ := b.Answer(client, answer(t, i, "www.example.com.")); action != Release {
+			t.Fatalf("answer %d: action %d", i, action)
+		}
+		if p := b.pods[7]; len(p.order) > 2*MaxQueries {
+			t.Fatalf("%d queries are kept in order", len(p.order))
+		}
+	}
+	for id, name := range map[uint16]string{0: "slow.example.com.", others - 1: "www.example.com."} {
+		if action, _ := b.Answer(client, answer(t, id, name)); action != Release {
+			t.Errorf("answer to %s: action %d", name, action)
+		}
+	}
+}
+
 func TestAnswerIsHeldUntilItsAddressesAreEnforced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

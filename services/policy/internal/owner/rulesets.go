@@ -4,8 +4,6 @@
 package owner
 
 import (
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/sluice-net/sluice/kit/desired/problem"
@@ -36,20 +34,18 @@ type ruleSets struct {
 	now      func() time.Time
 	revision uint64    // the last one that the hub has reached
 	retryAt  time.Time // when to write again what could not be written; zero: everything is written
-	// unsent contains the content of numbers that could not be stored.
-	unsent map[policytable.RuleSet]*layer7.Set
 }
 
 // newRuleSets returns the numbers that an earlier run of the same boot has stored in dir.
 func newRuleSets(config *Config, dir string, p *problem.Set) (*ruleSets, error) {
 	r := &ruleSets{
-		registry: ruleset.New(ruleset.Config{Shares: config.Tenants.Settings(), Now: config.Now}),
 		hub: watch.NewHub[policytable.RuleSet](watch.Options[*layer7.Set]{
 			Loading: true, Quiet: mergeRevisions,
 			Equal: func(a, b *layer7.Set) bool { return a.Digest() == b.Digest() },
 		}),
-		problems: p, now: config.Now, unsent: make(map[policytable.RuleSet]*layer7.Set),
+		problems: p, now: config.Now,
 	}
+	r.registry = ruleset.New(ruleset.Config{Shares: config.Tenants.Settings(), Now: config.Now, Store: r.store})
 	r.want(nil, false)
 	r.registry.Hold(true) // no process is connected yet
 	var err error
@@ -75,25 +71,19 @@ func (r *ruleSets) want(patterns []dnsname.Pattern, all bool) {
 	r.hub.Upsert(WantedNames, set)
 }
 
-// publish stores the numbers that have changed, and passes them on. It runs before tables with the numbers are
-// published, so that another process never gives a number that a connection carries to another set, and proxies know
-// the sets of all connections. A proxy gets the content of a number only once the number is stored; until then, it
-// refuses the number's connections. revision is the policy revision whose sets have all been numbered. enforced reports
-// whether all processes that enforce tables are connected.
+// publish passes on the content of the numbers that have changed. It runs before tables with the numbers are published,
+// so that proxies know the sets of all connections. revision is the policy revision whose sets have all been numbered.
+// enforced reports whether all processes that enforce tables are connected.
 func (r *ruleSets) publish(revision uint64, enforced bool) {
 	r.registry.Hold(!enforced)
-	if r.registry.Pending() {
-		changes := r.registry.Changes()
-		for _, c := range changes {
-			if delete(r.unsent, c.Number); c.Set != nil {
-				r.unsent[c.Number] = c.Set
-			} else {
-				r.hub.Delete(c.Number)
-			}
+	for _, c := range r.registry.Changes() {
+		if c.Set != nil {
+			r.hub.Upsert(c.Number, c.Set)
+		} else {
+			r.hub.Delete(c.Number)
 		}
-		r.write(changes)
 	}
-	if r.revision != revision && len(r.unsent) == 0 {
+	if r.revision != revision {
 		r.revision = revision
 		r.hub.Reach(policyRevisions, int64(revision)) //nolint:gosec // far below the maximum
 	}
@@ -102,22 +92,16 @@ func (r *ruleSets) publish(revision uint64, enforced bool) {
 // policyRevisions is the store of the origins of events.
 const policyRevisions = 1
 
-// write stores changes, and what could not be stored before, and then sends the content of the numbers.
-func (r *ruleSets) write(changes []ruleset.Change) {
+// store stores changes of numbers, and what could not be stored before. Until that succeeds, tables carry 0 instead of
+// the numbers, and their connections are refused.
+func (r *ruleSets) store(changes []ruleset.Change) error {
 	err := r.file.Write(changes)
 	r.problems.Note("numbers of rule sets", err)
 	r.retryAt = time.Time{}
 	if err != nil {
 		r.retryAt = r.now().Add(retryStorage)
-		for n := range r.unsent {
-			r.hub.Delete(n) // it may have the content of an earlier set
-		}
-		return
 	}
-	for _, n := range slices.Sorted(maps.Keys(r.unsent)) {
-		r.hub.Upsert(n, r.unsent[n])
-	}
-	clear(r.unsent)
+	return err
 }
 
 // next returns when sweep is due; zero: never, unless something changes.
@@ -132,7 +116,7 @@ func (r *ruleSets) next() time.Time {
 // sweep frees unused numbers, gives free numbers to sets without one, and repeats a failed write.
 func (r *ruleSets) sweep(now time.Time, e *engine.Engine) {
 	if !r.retryAt.IsZero() && !r.retryAt.After(now) {
-		r.write(nil)
+		r.registry.Retry()
 	}
 	r.registry.Expire()
 	e.Renumber()

@@ -162,39 +162,75 @@ func TestNumbersStayWhileTheDatapathIsAway(t *testing.T) {
 	}
 }
 
-// TestUnstoredNumbersHaveNoContent: after a crash, the number could belong to another set. So proxies get its content
-// only once the number is stored.
-func TestUnstoredNumbersHaveNoContent(t *testing.T) {
+// TestUnstoredNumbersAreNotUsed: after a crash, the number could belong to another set. So neither tables nor proxies get
+// it before it is stored.
+func TestUnstoredNumbersAreNotUsed(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()
 	o, _ := run(t, dir, func(cfg *Config) { cfg.Now = c.Now })
 	withApps(t, o, "a")
-	boot, err := durable.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, "rulesets."+boot)
-	if err := os.Mkdir(path, 0o700); err != nil { // in the way of the file
-		t.Fatal(err)
-	}
+	path := blockNumbers(t, dir)
 	if _, err := o.Upsert(t.Context(), []byte(webRequests("a", "/")), "", false); err != nil {
 		t.Fatal(err)
 	}
-	if n := numbersIn(t, o)[300]; n == 0 {
-		t.Fatal("the set has no number")
-	}
-	if got := sent(o); len(got) > 0 {
-		t.Errorf("proxies have %v before the number is stored", got)
+	if n, got := numbersIn(t, o), sent(o); len(n) != 1 || n[300] != 0 || len(got) > 0 {
+		t.Errorf("numbers %v, and proxies have %v, before the number is stored", n, got)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
 	c.add(retryStorage)
-	for deadline := time.Now().Add(time.Minute); len(sent(o)) == 0; {
+	for deadline := time.Now().Add(time.Minute); numbersIn(t, o)[300] == 0; {
 		if time.Now().After(deadline) {
-			t.Fatal("the content is not sent after it could be stored")
+			t.Fatal("the table has no number after it could be stored")
 		}
 	}
+	if n, got := numbersIn(t, o)[300], sent(o); len(got) != 1 || got[n] == (layer7.Digest{}) {
+		t.Errorf("number %d, and proxies have %v, after the number is stored", n, got)
+	}
+}
+
+// TestUnstoredNumberIsNotGivenToAnotherSet: the kernel may use the tables of the time before the restart.
+func TestUnstoredNumberIsNotGivenToAnotherSet(t *testing.T) {
+	c := &clock{now: time.Now()}
+	dir := t.TempDir()
+	o, stop := run(t, dir, func(cfg *Config) { cfg.Now = c.Now })
+	withApps(t, o, "a", "b")
+	path := blockNumbers(t, dir)
+	if _, err := o.Upsert(t.Context(), []byte(webRequests("a", "/a")), "", false); err != nil {
+		t.Fatal(err)
+	}
+	before := numbersIn(t, o)[300]
+	gone := policy.Key{Kind: "CiliumNetworkPolicy", Namespace: "shop", Name: "a"}
+	if _, err := o.Delete(t.Context(), []policy.Key{gone}, false); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	o, _ = run(t, dir, func(cfg *Config) { cfg.Now = c.Now })
+	withApps(t, o, "a", "b")
+	if _, err := o.Upsert(t.Context(), []byte(webRequests("b", "/b")), "", false); err != nil {
+		t.Fatal(err)
+	}
+	if after := numbersIn(t, o)[301]; after == 0 || after == before {
+		t.Errorf("number %d for another set, after %d", after, before)
+	}
+}
+
+// blockNumbers puts a directory in the way of the file of the numbers.
+func blockNumbers(t *testing.T, dir string) (path string) {
+	t.Helper()
+	boot, err := durable.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(dir, "rulesets."+boot)
+	if err := os.Mkdir(path, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // TestCorruptNumbersRefuseConnections: it is unknown which numbers connections carry, so no set gets one for a while.

@@ -34,6 +34,9 @@ type Config struct {
 	Size   int // 0: the constant Size
 	Shares shares.Settings
 	Now    func() time.Time
+	// Store stores changes, and those that it could not store before; nil: numbers end with the process. A set has no
+	// number before it is stored. Otherwise a table could have a number that another set gets after a restart.
+	Store func([]Change) error
 }
 
 // Registry holds the numbers. It must be used by one goroutine.
@@ -50,6 +53,9 @@ type Registry struct {
 	refused int // users that the ledger has refused
 	order   int // number of users so far: the first users of a tenant get numbers first
 	changes map[policytable.RuleSet]Change
+	// unstored contains the numbers that could not be stored.
+	unstored map[policytable.RuleSet]*numbered
+	stored   bool // numbers have been stored later than they were given, and Divide has not reported it
 	// expires is the earliest time at which an unused number may become free; zero: none does.
 	expires time.Time
 	held    bool
@@ -97,7 +103,7 @@ func New(c Config) *Registry {
 		config: c, numbers: make(map[layer7.Digest]*numbered), taken: make(map[policytable.RuleSet]*numbered), next: 1,
 		users: make(map[user]int), content: make(map[layer7.Digest]*content), lacking: make(map[user]struct{}),
 		ledger:  shares.NewLedger[user](c.Shares, shares.Limit{Name: "rule-sets", Size: c.Size}),
-		changes: make(map[policytable.RuleSet]Change),
+		changes: make(map[policytable.RuleSet]Change), unstored: make(map[policytable.RuleSet]*numbered),
 	}
 }
 
@@ -213,6 +219,9 @@ func (r *Registry) assign(u user) {
 		}
 		x = &numbered{number: n, digest: u.digest}
 		r.taken[n], r.numbers[u.digest] = x, x
+		if !r.store(Change{Number: n, Digest: u.digest, Set: r.content[u.digest].Set}) {
+			r.unstored[n] = x
+		}
 	}
 	delete(r.lacking, u)
 	if x.users++; x.users == 1 {
@@ -220,9 +229,36 @@ func (r *Registry) assign(u user) {
 			r.ledger.Delete(x.payer)
 		}
 		x.payer = user{}
-		r.changes[x.number] = Change{Number: x.number, Digest: u.digest, Set: r.content[u.digest].Set}
+		if r.unstored[x.number] == nil {
+			r.changes[x.number] = r.contentOf(x)
+		}
 	}
 }
+
+// contentOf returns the change that gives a number the content of its set, which must be in use.
+func (r *Registry) contentOf(x *numbered) Change {
+	return Change{Number: x.number, Digest: x.digest, Set: r.content[x.digest].Set}
+}
+
+// store stores changes. If it succeeds, all earlier changes are stored, too.
+func (r *Registry) store(changes ...Change) bool {
+	if r.config.Store == nil {
+		return true
+	}
+	if r.config.Store(changes) != nil {
+		return false
+	}
+	for _, x := range r.unstored {
+		if x.users > 0 {
+			r.changes[x.number], r.stored = r.contentOf(x), true
+		}
+	}
+	clear(r.unstored)
+	return true
+}
+
+// Retry stores the changes that could not be stored. The tables of their sets get the numbers with the next Divide.
+func (r *Registry) Retry() { r.store() }
 
 // free returns a number without content.
 func (r *Registry) free() (policytable.RuleSet, bool) {
@@ -259,19 +295,23 @@ func (r *Registry) unassign(u user) *numbered {
 	return x
 }
 
-// Number returns the number of a set for tables of a tenant; 0 if it has none.
+// Number returns the number of a set for tables of a tenant; 0 if it has none, or if its number is not stored.
 func (r *Registry) Number(t shares.Tenant, d layer7.Digest) policytable.RuleSet {
 	u := user{t, d}
 	if _, ok := r.lacking[u]; ok || !r.ledger.Admitted(u) {
 		return 0
 	}
-	return r.numbers[d].number
+	if x := r.numbers[d]; r.unstored[x.number] == nil {
+		return x.number
+	}
+	return 0
 }
 
 // Divide divides the numbers again if a user has none. It reports whether the numbers of some users have changed.
 func (r *Registry) Divide() (changed bool) {
+	changed, r.stored = r.stored, false
 	if r.refused+len(r.lacking) == 0 {
-		return false
+		return changed
 	}
 	now := r.config.Now()
 	if at := r.ledger.Next(); !at.IsZero() && !at.After(now) {
@@ -289,7 +329,7 @@ func (r *Registry) Divide() (changed bool) {
 			r.refused--
 			r.lacking[u] = struct{}{}
 		}
-		changed = len(withdrawn) > 0
+		changed = changed || len(withdrawn) > 0
 	}
 	for _, u := range slices.SortedFunc(maps.Keys(r.lacking), func(a, b user) int {
 		return cmp.Or(a.tenant.Compare(b.tenant), slices.Compare(a.digest[:], b.digest[:]))
@@ -327,6 +367,7 @@ func (r *Registry) Expire() {
 	} else {
 		r.blocked = time.Time{}
 	}
+	var free []Change
 	for n, x := range r.taken {
 		if x.users > 0 {
 			continue
@@ -340,12 +381,14 @@ func (r *Registry) Expire() {
 		delete(r.taken, n)
 		delete(r.numbers, x.digest)
 		r.ledger.Delete(x.payer)
+		delete(r.unstored, n)
 		r.changes[n] = Change{Number: n, Digest: x.digest}
+		free = append(free, r.changes[n])
+	}
+	if len(free) > 0 {
+		r.store(free...) // until it succeeds, the numbers keep their old sets after a restart, which is safe
 	}
 }
-
-// Pending reports whether Changes has changes.
-func (r *Registry) Pending() bool { return len(r.changes) > 0 }
 
 // Changes returns the changes since the last call, by number.
 func (r *Registry) Changes() []Change {
@@ -367,13 +410,16 @@ type Figures struct {
 func (r *Registry) Figures() Figures {
 	var f Figures
 	for _, x := range r.taken {
-		if x.users > 0 {
-			f.Numbered++
-		} else {
+		switch {
+		case x.users == 0:
 			f.Idle++
+		case r.unstored[x.number] != nil:
+			f.Without += x.users
+		default:
+			f.Numbered++
 		}
 	}
-	f.Without = r.refused + len(r.lacking)
+	f.Without += r.refused + len(r.lacking)
 	for u := range r.users {
 		if r.content[u.digest].TooLarge() {
 			f.Without++

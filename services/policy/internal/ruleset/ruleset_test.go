@@ -4,7 +4,9 @@
 package ruleset
 
 import (
+	"errors"
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -118,7 +120,7 @@ func TestHeldNumbersStay(t *testing.T) {
 	r.Changes()
 	c.Time = c.Add(10 * Grace)
 	r.Expire()
-	if f := r.Figures(); f.Idle != 2 || !r.Next().IsZero() || r.Pending() {
+	if f := r.Figures(); f.Idle != 2 || !r.Next().IsZero() || len(r.changes) > 0 {
 		t.Fatalf("%+v, a call is due at %v: numbers became free while they were held", f, r.Next())
 	}
 	r.Hold(false)
@@ -146,7 +148,7 @@ func TestBlockedNumbersAreNotGiven(t *testing.T) {
 	r.Hold(false)
 	c.Time = c.Add(Grace - 1)
 	r.Expire()
-	if r.Divide() || r.Number(a, set(1).Digest()) != 0 || r.Figures().Without != 1 || r.Pending() {
+	if r.Divide() || r.Number(a, set(1).Digest()) != 0 || r.Figures().Without != 1 || len(r.changes) > 0 {
 		t.Fatalf("number %d, %+v: connections may carry it", r.Number(a, set(1).Digest()), r.Figures())
 	}
 	if want := c.Add(1); !r.Next().Equal(want) {
@@ -156,6 +158,58 @@ func TestBlockedNumbersAreNotGiven(t *testing.T) {
 	r.Expire()
 	if !r.Divide() || r.Number(a, set(1).Digest()) == 0 || r.Figures() != (Figures{Numbered: 1}) {
 		t.Errorf("number %d, %+v after the grace", r.Number(a, set(1).Digest()), r.Figures())
+	}
+}
+
+// TestUnstoredNumberIsNotUsed: the content of a number that becomes free and gets another set is stored last, also if
+// the disk fails in between.
+func TestUnstoredNumberIsNotUsed(t *testing.T) {
+	c := &clock{time.Unix(1_795_000_000, 0)}
+	var failure error
+	waiting, disk := make(map[policytable.RuleSet]layer7.Digest), make(map[policytable.RuleSet]layer7.Digest)
+	r := New(Config{Size: 1, Now: c.now, Store: func(changes []Change) error {
+		for _, x := range changes {
+			waiting[x.Number] = layer7.Digest{}
+			if x.Set != nil {
+				waiting[x.Number] = x.Digest
+			}
+		}
+		if failure == nil {
+			maps.Copy(disk, waiting)
+			clear(waiting)
+		}
+		return failure
+	}})
+	a := shares.Labelled("a")
+	r.Use(a, set(1))
+	if r.Number(a, set(1).Digest()) != 1 || disk[1] != set(1).Digest() {
+		t.Fatalf("number %d, stored %v", r.Number(a, set(1).Digest()), disk)
+	}
+	r.Changes()
+	failure = errors.New("disk full")
+	r.Release(a, []layer7.Digest{set(1).Digest()})
+	c.Time = c.Add(Grace)
+	r.Expire()
+	r.Use(a, set(2))
+	if n := r.Number(a, set(2).Digest()); n != 0 || r.Figures() != (Figures{Without: 1}) {
+		t.Errorf("number %d, %+v while the number is not stored", n, r.Figures())
+	}
+	if got := r.Changes(); len(got) != 1 || got[0].Set != nil {
+		t.Errorf("changes %+v, want that the number has no content", got)
+	}
+	if r.Retry(); r.Divide() || len(r.Changes()) > 0 {
+		t.Error("a number was given although it could not be stored")
+	}
+	failure = nil
+	r.Retry()
+	if !r.Divide() || r.Divide() {
+		t.Error("want one report that numbers have changed")
+	}
+	if n := r.Number(a, set(2).Digest()); n != 1 || disk[1] != set(2).Digest() || r.Figures() != (Figures{Numbered: 1}) {
+		t.Errorf("number %d, stored %v, %+v", n, disk, r.Figures())
+	}
+	if got := r.Changes(); len(got) != 1 || got[0].Set == nil {
+		t.Errorf("changes %+v, want the content", got)
 	}
 }
 

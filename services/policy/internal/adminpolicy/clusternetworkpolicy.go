@@ -519,19 +519,21 @@ func (c *converter) peer(r *rule.Rule, p EgressPeer) {
 	}
 }
 
-// resolver allows the subject to query the cluster's DNS resolver through the DNS proxy, for the names of all peers of
-// the rule: a table has one deciding rule for these queries. Without them, the proxy could learn no addresses.
+// resolver allows the subject all queries to the cluster's DNS resolver, through the DNS proxy if there is one: without
+// them, the proxy could learn no addresses. domainNames must not restrict queries (NPEP-133).
 func (c *converter) resolver(r *rule.Rule, i int) {
 	dns := &rule.Rule{
 		Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,
-		Action: policytable.Redirect, Proxy: policytable.ProxyDNS, Layer7: &layer7.Rules{},
+		Action: policytable.Allow,
 		Peers: rule.Peers{Selectors: []selector.Selector{selector.New(selector.Requirement{
 			Key: "k8s-app", Op: selector.In, Values: []string{"kube-dns"},
 		})}},
 		Ports: []rule.Port{{Name: "dns"}, {Name: "dns-tcp"}},
 	}
-	for _, n := range r.Peers.Names {
-		dns.Layer7.DNS = append(dns.Layer7.DNS, n.Pattern)
+	if !c.options.WithoutDNSProxy {
+		every, _ := dnsname.Parse("*")
+		dns.Action, dns.Proxy = policytable.Redirect, policytable.ProxyDNS
+		dns.Layer7 = &layer7.Rules{DNS: []dnsname.Pattern{every}}
 	}
 	dns.Source.Path += ".to[" + strconv.Itoa(i) + "].domainNames"
 	c.spec.Rules = append(c.spec.Rules, dns.Seal())

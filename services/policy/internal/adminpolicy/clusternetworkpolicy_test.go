@@ -5,15 +5,16 @@ package adminpolicy
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// TestDomainNamesAllowTheirQueries: the rule that allows queries to the resolver allows the names of all peers of the
-// rule, because the queries have one deciding rule. "*." means any depth.
-func TestDomainNamesAllowTheirQueries(t *testing.T) {
+// TestDomainNamesAllowAllQueries: domainNames must not restrict which names a pod can look up. Without a DNS proxy, the
+// queries pass it by. "*." means any depth.
+func TestDomainNamesAllowAllQueries(t *testing.T) {
 	var p Policy
 	if err := json.Unmarshal([]byte(`{"metadata": {"name": "p"}, "spec": {
 		"tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
@@ -22,22 +23,29 @@ func TestDomainNamesAllowTheirQueries(t *testing.T) {
 		]}]}}`), &p); err != nil {
 		t.Fatal(err)
 	}
-	if ps := p.Validate(rule.Options{}); len(ps) > 0 {
-		t.Fatal(ps)
-	}
-	const want = "dns **.example.com.\ndns b.test.\ndns c.test."
-	queries, plain := 0, 0
-	for _, r := range p.Rules(rule.Options{}).Rules {
-		switch {
-		case r.Action != policytable.Redirect:
-			plain += len(r.Peers.Names)
-		case r.Proxy != policytable.ProxyDNS || r.Layer7 == nil || r.Layer7.Content() != want:
-			t.Errorf("the rule %s, want the queries %q", r.Content(), want)
-		default:
-			queries++
+	for _, without := range []bool{false, true} {
+		options := rule.Options{WithoutDNSProxy: without}
+		if ps := p.Validate(options); len(ps) > 0 {
+			t.Fatal(ps)
 		}
-	}
-	if queries != 2 || plain != 3 {
-		t.Errorf("%d rules for queries and %d names, want 2 and 3", queries, plain)
+		queries := 0
+		var names []string
+		for _, r := range p.Rules(options).Rules {
+			for _, n := range r.Peers.Names {
+				names = append(names, n.Pattern.String())
+			}
+			switch {
+			case len(r.Peers.Names) > 0:
+			case without && (r.Action != policytable.Allow || r.Layer7 != nil),
+				!without && (r.Action != policytable.Redirect || r.Proxy != policytable.ProxyDNS || r.Layer7 == nil ||
+					len(r.Layer7.DNS) != 1 || !r.Layer7.DNS[0].Every()):
+				t.Errorf("without a proxy %t: the rule %s, want one for the queries for every name", without, r.Content())
+			default:
+				queries++
+			}
+		}
+		if queries != 2 || !slices.Equal(names, []string{"**.example.com.", "b.test.", "c.test."}) {
+			t.Errorf("without a proxy %t: %d rules for queries and the names %v, want 2 rules", without, queries, names)
+		}
 	}
 }

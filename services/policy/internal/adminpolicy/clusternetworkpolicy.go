@@ -519,15 +519,23 @@ func (c *converter) peer(r *rule.Rule, p EgressPeer) {
 	}
 }
 
+// resolverNamespace is the namespace of the cluster's DNS resolver.
+const resolverNamespace = "kube-system"
+
 // resolver allows the subject all queries to the cluster's DNS resolver, through the DNS proxy if there is one: without
 // them, the proxy could learn no addresses. domainNames must not restrict queries (NPEP-133).
 func (c *converter) resolver(r *rule.Rule, i int) {
+	// Without the namespace, every pod with the label could teach addresses of names.
+	pods := []selector.Requirement{
+		networkpolicy.InNamespace(resolverNamespace),
+		{Source: label.SourceKubernetes, Key: "k8s-app", Op: selector.In, Values: []string{"kube-dns"}},
+	}
+	if c.options.LocalClusterOnly {
+		pods = append(pods, networkpolicy.InCluster(c.options.Cluster))
+	}
 	dns := &rule.Rule{
 		Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,
-		Action: policytable.Allow,
-		Peers: rule.Peers{Selectors: []selector.Selector{selector.New(selector.Requirement{
-			Key: "k8s-app", Op: selector.In, Values: []string{"kube-dns"},
-		})}},
+		Action: policytable.Allow, Peers: rule.Peers{Selectors: []selector.Selector{selector.New(pods...)}},
 		Ports: []rule.Port{{Name: "dns"}, {Name: "dns-tcp"}},
 	}
 	if !c.options.WithoutDNSProxy {

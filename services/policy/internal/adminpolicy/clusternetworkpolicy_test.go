@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
@@ -46,6 +47,39 @@ func TestDomainNamesAllowAllQueries(t *testing.T) {
 		}
 		if queries != 2 || !slices.Equal(names, []string{"**.example.com.", "b.test.", "c.test."}) {
 			t.Errorf("without a proxy %t: %d rules for queries and the names %v, want 2 rules", without, queries, names)
+		}
+	}
+}
+
+// TestOnlyTheClustersResolverIsImplied: a pod of another namespace or cluster with the label of the resolver is no
+// resolver, so it teaches no addresses.
+func TestOnlyTheClustersResolverIsImplied(t *testing.T) {
+	var p Policy
+	if err := json.Unmarshal([]byte(`{"metadata": {"name": "p"}, "spec": {
+		"tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
+		"egress": [{"action": "Accept", "to": [{"domainNames": ["a.test"]}]}]}}`), &p); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		namespace, cluster string
+		local, selected    bool
+	}{
+		{"kube-system", "here", true, true},
+		{"kube-system", "here", false, true},
+		{"shop", "here", true, false},
+		{"shop", "here", false, false},
+		{"kube-system", "there", true, false},
+	} {
+		pod := label.NewSet(label.Kubernetes("k8s-app", "kube-dns"), label.Kubernetes(label.KeyNamespace, c.namespace),
+			label.Kubernetes(label.KeyCluster, c.cluster))
+		selected := false
+		for _, r := range p.Rules(rule.Options{Cluster: "here", LocalClusterOnly: c.local}).Rules {
+			for _, s := range r.Peers.Selectors {
+				selected = selected || s.Matches(pod)
+			}
+		}
+		if selected != c.selected {
+			t.Errorf("%+v: selected %t", c, selected)
 		}
 	}
 }

@@ -403,8 +403,20 @@ var All = []Bound{
 	},
 	{
 		Name: "clients over TCP", Process: hubble, Default: "64 connections, 32 calls", Divided: Undivided,
-		Beyond: "connections wait, and calls fail with RESOURCE_EXHAUSTED; clients of the unix socket have their own limits",
-		Shown:  "error of the call", Tests: []string{"TestCallsOverTCPAreBounded"},
+		Beyond: "connections are closed, and calls fail with RESOURCE_EXHAUSTED; clients of the unix socket have their own " +
+			"limits",
+		Shown: "error of the call, log", Tests: []string{"TestCallsOverTCPAreBounded", "TestTenantsLeaveConnectionsToOthers"},
+	},
+	{
+		Name: "TLS handshakes of clients", Process: hubble, Default: "64, of 3 s each", Divided: BySender,
+		Beyond: "the oldest connection of the address with the most handshakes is closed",
+		Shown:  "error of the call",
+		Tests:  []string{"TestSilentConnectionsDisplaceNoOther", "TestHandshakeEnds"},
+	},
+	{
+		Name: "connections with certificates of tenants", Process: hubble, Default: "48, of one tenant 16", Divided: ByTenant,
+		Beyond: "connections are closed; 16 of the 64 connections over TCP are left for other certificates",
+		Shown:  "error of the call, log", Tests: []string{"TestTenantsLeaveConnectionsToOthers"},
 	},
 	{
 		Name: "calls with certificates of tenants", Process: hubble, Default: "24, of one tenant 8", Divided: ByTenant,

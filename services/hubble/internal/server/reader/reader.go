@@ -34,7 +34,12 @@ func Of(ctx context.Context) (Reader, error) {
 	if !ok {
 		return Reader{All: true}, nil
 	}
-	t, ok := p.AuthInfo.(credentials.TLSInfo)
+	return OfInfo(p.AuthInfo)
+}
+
+// OfInfo returns the reader of a connection.
+func OfInfo(info credentials.AuthInfo) (Reader, error) {
+	t, ok := info.(credentials.TLSInfo)
 	switch {
 	case !ok:
 		return Reader{All: true}, nil

@@ -5,6 +5,7 @@
 package remote
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -19,7 +20,6 @@ import (
 	"time"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
-	"golang.org/x/net/netutil"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -37,7 +37,6 @@ import (
 
 // Bounds for all clients together. A client that does not read holds a connection, a call and its memory.
 const (
-	maxConns   = 64
 	maxCalls   = 32
 	maxTenants = 24      // calls with certificates of tenants; the others are left for the relay and operators
 	maxTenant  = 8       // calls with certificates of one tenant
@@ -47,7 +46,7 @@ const (
 // Files are the names of PEM files. They are read again when they change.
 type Files struct{ Cert, Key, ClientCA string }
 
-// Options describe a Server. All fields are required.
+// Options describe a Server. All exported fields are required.
 type Options struct {
 	Address string // host:port
 	Files   Files
@@ -56,6 +55,8 @@ type Options struct {
 	// Healthy are the names that the health service knows.
 	Healthy []string
 	Log     *slog.Logger
+
+	handshake time.Duration // bound of a handshake; 0: handshakeTime
 }
 
 // Server serves over TCP.
@@ -79,18 +80,19 @@ func Listen(o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{listener: netutil.LimitListener(l, maxConns), byTenant: make(map[shares.Tenant]int)}
+	all := &conns{Listener: l, log: o.Log, byTenant: make(map[shares.Tenant]int)}
+	s := &Server{listener: all, byTenant: make(map[shares.Tenant]int)}
 	s.grpc = grpc.NewServer(
-		grpc.Creds(credentials.NewTLS(&tls.Config{
+		grpc.Creds(admission{conns: all, TransportCredentials: credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS13,
 			GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
 				return certificates.load()
 			},
-		})),
+		})}),
 		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovered(o.Log)), s.unary),
 		grpc.ChainStreamInterceptor(recovery.StreamServerInterceptor(recovered(o.Log)), s.stream),
 		grpc.MaxRecvMsgSize(maxRecv), grpc.MaxConcurrentStreams(maxCalls), grpc.MaxHeaderListSize(16<<10),
-		grpc.ConnectionTimeout(10*time.Second),
+		grpc.ConnectionTimeout(cmp.Or(o.handshake, handshakeTime)),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
 			// A client without a call gives its connection back.
 			MaxConnectionIdle: time.Minute, Time: time.Minute, Timeout: 20 * time.Second,

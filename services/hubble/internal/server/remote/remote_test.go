@@ -7,10 +7,12 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -55,6 +57,12 @@ func (open) GetNodes(context.Context, *observer.GetNodesRequest) (*observer.GetN
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
+	return newBenchWith(t, 0)
+}
+
+// newBenchWith starts a server that ends a handshake after a time; 0: the usual one.
+func newBenchWith(t testing.TB, handshake time.Duration) *bench {
+	t.Helper()
 	dir := t.TempDir()
 	b := &bench{t: t, ca: authority.New(t), files: Files{
 		Cert: filepath.Join(dir, "tls.crt"), Key: filepath.Join(dir, "tls.key"), ClientCA: filepath.Join(dir, "ca.crt"),
@@ -62,7 +70,7 @@ func newBench(t testing.TB) *bench {
 	b.install(b.ca, "node-1")
 	var err error
 	b.Server, err = Listen(Options{
-		Address: "127.0.0.1:0", Files: b.files, Healthy: []string{""}, Log: log.Discard(),
+		Address: "127.0.0.1:0", Files: b.files, Healthy: []string{""}, Log: log.Discard(), handshake: handshake,
 		Register: func(r grpc.ServiceRegistrar) { observer.RegisterObserverServer(r, open{}) },
 	})
 	if err != nil {
@@ -223,4 +231,96 @@ func TestTenantsLeaveCallsToOthers(t *testing.T) {
 			t.Fatal("the calls of a tenant that ended count still")
 		}
 	}
+}
+
+// TestTenantsLeaveConnectionsToOthers: one tenant has at most its bound, and all tenants leave some to other clients.
+func TestTenantsLeaveConnectionsToOthers(t *testing.T) {
+	b := newBench(t)
+	open := func(name string, count int, want codes.Code) (conns []*grpc.ClientConn) {
+		t.Helper()
+		for i := range count {
+			conn := b.dial(b.ca.Client(name, "node-1"))
+			_, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+			if status.Code(err) != want {
+				t.Fatalf("connection %d of %s: %v, want %s", i, name, err, want)
+			}
+			if want == codes.Unavailable { // it would be tried again
+				_ = conn.Close()
+			}
+			conns = append(conns, conn)
+		}
+		return conns
+	}
+	first := open("tenant.a.sluice", maxTenantConns, codes.OK)
+	open("tenant.a.sluice", 1, codes.Unavailable)
+	for i := range maxTenantsConns/maxTenantConns - 1 {
+		open(fmt.Sprintf("tenant.b%d.sluice", i), maxTenantConns, codes.OK)
+	}
+	open("tenant.c.sluice", 1, codes.Unavailable)
+	open("relay", maxConns-maxTenantsConns, codes.OK)
+	open("relay", 1, codes.Unavailable)
+	for _, conn := range first {
+		_ = conn.Close()
+	}
+	for b.check(b.ca.Client("tenant.c.sluice", "node-1")) != nil { // until the server has noticed
+		if t.Context().Err() != nil {
+			t.Fatal("the connections of a tenant that ended count still")
+		}
+	}
+}
+
+// silent opens a connection that sends nothing.
+func (b *bench) silent() net.Conn {
+	b.t.Helper()
+	conn, err := net.Dial("tcp", b.Address())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// ends waits until the server has closed a connection.
+func (b *bench) ends(conn net.Conn) {
+	b.t.Helper()
+	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil { // a failing test does not hang
+		b.t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
+		b.t.Fatalf("a connection that sends nothing stays: %v", err)
+	}
+}
+
+// TestSilentConnectionsDisplaceNoOther: while an address has all handshakes, it loses its oldest one to each client.
+func TestSilentConnectionsDisplaceNoOther(t *testing.T) {
+	b := newBenchWith(t, time.Hour)
+	var all []net.Conn
+	for range maxHandshakes + 1 {
+		all = append(all, b.silent())
+	}
+	b.ends(all[0])
+	conn, err := grpc.NewClient("passthrough:///"+b.Address(),
+		grpc.WithTransportCredentials(credentials.NewTLS(b.ca.Client("relay", "node-1"))),
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+			return d.DialContext(ctx, "tcp", address)
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	client := grpc_health_v1.NewHealthClient(conn)
+	if _, err := client.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+		t.Errorf("a client of another address: %v", err)
+	}
+	b.ends(all[1])
+	b.silent()
+	b.silent()
+	b.ends(all[2]) // the client has ended its handshake, so one of the two took a free place
+}
+
+// TestHandshakeEnds: the server closes a silent connection after a time.
+func TestHandshakeEnds(t *testing.T) {
+	b := newBenchWith(t, time.Millisecond)
+	b.ends(b.silent())
 }

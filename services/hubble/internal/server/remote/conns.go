@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package remote
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/reader"
+)
+
+// Bounds of connections. Before its handshake, a client may be anybody; afterwards its certificate tells the tenant.
+const (
+	maxConns        = 64
+	maxTenantsConns = 48 // with certificates of tenants; the others are left for the relay and operators
+	maxTenantConns  = 16 // with certificates of one tenant
+	maxHandshakes   = 64
+	handshakeTime   = 3 * time.Second
+)
+
+// conns are the open connections. It is the listener, which counts handshakes, and the credentials, which count the
+// clients.
+type conns struct {
+	net.Listener
+	log *slog.Logger
+
+	mu         sync.Mutex
+	handshakes []*conn               // guarded by mu; oldest first
+	clients    int                   // guarded by mu; connections after the handshake
+	tenants    int                   // guarded by mu; those with certificates of tenants
+	byTenant   map[shares.Tenant]int // guarded by mu
+	logged     time.Time             // guarded by mu; when a refused client was logged
+}
+
+// conn is one connection.
+type conn struct {
+	net.Conn
+	all    *conns
+	source netip.Prefix   // the client's address; of IPv6, the network that one client has
+	client *reader.Reader // guarded by all.mu; nil before the end of the handshake
+}
+
+// Accept returns the next connection. Beyond maxHandshakes, it closes the oldest connection of the address that has the
+// most handshakes. So a client with many silent connections displaces only its own.
+func (s *conns) Accept() (net.Conn, error) {
+	raw, err := s.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &conn{Conn: raw, all: s, source: sourceOf(raw.RemoteAddr())}
+	if oldest := s.begin(c); oldest != nil {
+		oldest.Close() //nolint:errcheck,gosec // nothing was sent
+	}
+	return c, nil
+}
+
+// begin counts a handshake, and returns the connection to close for it; nil if none need be.
+func (s *conns) begin(c *conn) (oldest *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handshakes = append(s.handshakes, c)
+	if len(s.handshakes) <= maxHandshakes {
+		return nil
+	}
+	bySource := make(map[netip.Prefix]int)
+	for _, x := range s.handshakes {
+		bySource[x.source]++
+	}
+	for _, x := range s.handshakes {
+		if oldest == nil || bySource[x.source] > bySource[oldest.source] {
+			oldest = x
+		}
+	}
+	return oldest
+}
+
+// sourceOf returns the network of a client: an IPv4 address, or the 64 bits of an IPv6 address that its owner cannot
+// choose.
+func sourceOf(a net.Addr) netip.Prefix {
+	at, err := netip.ParseAddrPort(a.String())
+	if err != nil { // every address of a TCP connection can be parsed
+		return netip.Prefix{}
+	}
+	ip, bits := at.Addr().Unmap(), 64
+	if ip.Is4() {
+		bits = 32
+	}
+	return netip.PrefixFrom(ip.WithZone(""), bits).Masked()
+}
+
+// Close closes the connection, which then counts no more.
+func (c *conn) Close() error {
+	c.all.leave(c)
+	return c.Conn.Close()
+}
+
+// leave ends a handshake or a client. Connections are closed more than once.
+func (s *conns) leave(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.handshakes = slices.DeleteFunc(s.handshakes, func(x *conn) bool { return x == c })
+	if c.client == nil {
+		return
+	}
+	r := *c.client
+	c.client = nil
+	s.clients--
+	if r.All {
+		return
+	}
+	s.tenants--
+	if s.byTenant[r.Tenant]--; s.byTenant[r.Tenant] == 0 {
+		delete(s.byTenant, r.Tenant)
+	}
+}
+
+// admit turns a handshake into a client, unless there are too many.
+func (s *conns) admit(c *conn, r reader.Reader) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.handshakes, c) {
+		return net.ErrClosed
+	}
+	var err error
+	switch {
+	case s.clients >= maxConns:
+		err = fmt.Errorf("%d connections are open", maxConns)
+	case !r.All && s.tenants >= maxTenantsConns:
+		err = fmt.Errorf("%d connections with certificates of tenants are open", maxTenantsConns)
+	case !r.All && s.byTenant[r.Tenant] >= maxTenantConns:
+		err = fmt.Errorf("%d connections with certificates of %s are open", maxTenantConns, r.Tenant)
+	}
+	if err != nil {
+		if now := time.Now(); now.Sub(s.logged) >= time.Minute {
+			s.logged = now
+			s.log.Warn("the connection of a client was closed; further ones are not logged for a minute",
+				"client", c.RemoteAddr().String(), log.Err(err))
+		}
+		return err
+	}
+	s.handshakes = slices.DeleteFunc(s.handshakes, func(x *conn) bool { return x == c })
+	c.client = &r
+	s.clients++
+	if !r.All {
+		s.tenants++
+		s.byTenant[r.Tenant]++
+	}
+	return nil
+}
+
+// admission makes TLS handshakes, and admits the clients.
+type admission struct {
+	credentials.TransportCredentials
+	conns *conns
+}
+
+// errForeign is returned for a connection that conns did not accept.
+var errForeign = errors.New("the connection is not one of this listener")
+
+// ServerHandshake implements the interface. gRPC closes the connection if it fails.
+func (a admission) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secure, info, err := a.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, ok := raw.(*conn)
+	if !ok {
+		return nil, nil, errForeign
+	}
+	r, err := reader.OfInfo(info)
+	if err != nil { // each call is refused with the reason
+		r = reader.Reader{}
+	}
+	if err := a.conns.admit(c, r); err != nil {
+		return nil, nil, err
+	}
+	return secure, info, nil
+}
+
+// Clone implements the interface.
+func (a admission) Clone() credentials.TransportCredentials {
+	return admission{a.TransportCredentials.Clone(), a.conns}
+}

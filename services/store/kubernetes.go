@@ -35,6 +35,9 @@ type cluster struct {
 // and each enrolment is a request.
 const reviews = 100
 
+// maxStarts is how often the process starts with data with which etcd does not become ready. The data are a cache.
+const maxStarts = 2
+
 // begin waits until this process may run the store. On machines it may at once.
 func begin(ctx context.Context, p *process.Process, cfg Config) (*cluster, error) {
 	if !cfg.Kubernetes.Enabled() {
@@ -66,6 +69,12 @@ func begin(ctx context.Context, p *process.Process, cfg Config) (*cluster, error
 	}); err != nil {
 		return nil, err
 	}
+	if failed := member.FailedStarts(cfg.StateDir); failed >= maxStarts {
+		p.Log.Error("etcd did not start with its data; they are removed, and the next epoch begins without", "starts", failed)
+		if err := member.Clear(cfg.StateDir); err != nil {
+			return nil, err
+		}
+	}
 	var own lease.Data
 	own.Epoch, own.ID = member.Stored(cfg.StateDir)
 	token := member.NewToken()
@@ -85,6 +94,22 @@ func begin(ctx context.Context, p *process.Process, cfg Config) (*cluster, error
 		}
 	}
 	return c, nil
+}
+
+// starts counts a start in Kubernetes until etcd is ready.
+func (c *cluster) starts(cfg Config) error {
+	if c.lease == nil {
+		return nil
+	}
+	return member.BeginStart(cfg.StateDir)
+}
+
+// started ends what starts began.
+func (c *cluster) started(cfg Config) error {
+	if c.lease == nil {
+		return nil
+	}
+	return member.EndStart(cfg.StateDir)
 }
 
 // unusable handles a state directory that cannot be used. In Kubernetes the data are a cache: they are removed, and

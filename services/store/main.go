@@ -39,6 +39,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	if err := cluster.starts(cfg); err != nil {
+		return err
+	}
 	m, err := process.Phase(p, "start etcd", func() (*member.Member, error) {
 		m, err := member.Open(member.Settings{
 			Dir: cfg.StateDir, Name: cfg.Node, Address: cfg.Address, ClientPort: cfg.ClientPort, MemberPort: cfg.MemberPort,
@@ -97,7 +100,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Waiting("waiting for a leader")
 	p.Go("clients", func(ctx context.Context) error {
 		defer listeners.close()
-		if err := m.Ready(ctx); err != nil {
+		err := m.Ready(ctx)
+		if err == nil || ctx.Err() != nil {
+			err = errors.Join(err, cluster.started(cfg))
+		}
+		if err != nil {
 			return unlessDone(ctx, err)
 		}
 		p.Go("maintenance", m.Maintain)
@@ -117,7 +124,6 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 		srv.SetAllServing(true)
 		p.Ready()
-		var err error
 		select {
 		case err = <-failed:
 		case <-ctx.Done():

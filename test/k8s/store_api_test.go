@@ -336,3 +336,40 @@ func TestAPIStoreTakesRangesOfNodes(t *testing.T) {
 	eventually(t, "the node of sluice-controller publishes podCIDRs", func() error { return publish(nodes[0]) })
 	eventually(t, "the other node has the published podCIDRs", func() error { return publish(nodes[1]) })
 }
+
+// TestAPIStoreWithACorruptLogBeginsTheNextEpoch: etcd ends the process while it reads its log, and kubelet starts the
+// container again, with the same data.
+func TestAPIStoreWithACorruptLogBeginsTheNextEpoch(t *testing.T) {
+	a := newStoreAPI(t)
+	n := a.node("n1", a.enrolToken("sluice", "n1", "sluice-store"))
+	s := a.store("m1", 10)
+	s.start()
+	web := n.gets("web")
+	a.epoch("1")
+	s.end(syscall.SIGKILL)
+	logs, err := filepath.Glob(filepath.Join(s.dir, "store", "etcd", "member", "wal", "*.wal"))
+	if err != nil || len(logs) == 0 {
+		t.Fatalf("logs %q, %v", logs, err)
+	}
+	for _, path := range logs {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content[200] ^= 0xff
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		s.start()
+		if err := <-s.ended; err == nil {
+			t.Fatal("the process started with a corrupt log")
+		}
+	}
+	s.start()
+	a.epoch("2")
+	if again := n.gets("web"); again != web {
+		t.Errorf("web was %d, and is %d in epoch 2", web, again)
+	}
+}

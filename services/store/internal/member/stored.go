@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/store"
@@ -37,12 +38,38 @@ func Stored(dir string) (epoch uint64, id string) {
 	return s.Epoch, ID(s.ClusterToken)
 }
 
+// startsFile has the number of starts since etcd was ready for the last time.
+const startsFile = "starts"
+
+// FailedStarts returns how many starts one after the other have not made etcd ready: etcd ends the process, by a panic,
+// for some data that are corrupt.
+func FailedStarts(dir string) int {
+	text, err := os.ReadFile(filepath.Join(dir, startsFile))
+	if err != nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(string(text)) // a corrupt file counts nothing
+	return n
+}
+
+// BeginStart counts a start, until EndStart.
+func BeginStart(dir string) error {
+	text := strconv.Itoa(FailedStarts(dir) + 1)
+	return durable.WriteFile(filepath.Join(dir, startsFile), []byte(text), 0o600, durable.SyncAll)
+}
+
+// EndStart ends the count: etcd is ready, or the process ends because it was asked to.
+func EndStart(dir string) error {
+	_, err := durable.Remove(filepath.Join(dir, startsFile), durable.SyncNone)
+	return err
+}
+
 // Clear removes the data of an earlier epoch from a state directory.
 func Clear(dir string) error {
 	// First the data: a member whose data are lost does not start.
 	for _, name := range []string{
 		dataDir, restoredDir, peerFile, caFile, store.RestoreFile, store.SnapshotFile,
-		store.MemberFile,
+		store.MemberFile, startsFile,
 	} {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove the data of an earlier epoch: %w", err)

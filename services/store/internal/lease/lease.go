@@ -6,7 +6,7 @@
 // One Lease names the epoch and the data of the store. Each change of it is a compare-and-swap, so two processes never
 // have the same epoch. A process whose data the Lease names continues with them. Another process begins the next epoch
 // with an empty store. First it must have seen the Lease unchanged for a time in which all its requests were answered,
-// and the store that the ConfigMap names must not answer. Nodes then write what they hold.
+// and the store that the Lease or the ConfigMap names must not answer. Nodes then write what they hold.
 //
 // Epochs only grow. A process that runs the store writes its epoch back if the API server has a lower one, or none:
 // the server was restored from a backup, or the object was deleted.
@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -31,8 +32,12 @@ import (
 	"github.com/sluice-net/sluice/store"
 )
 
-// epochAnnotation of the Lease is the epoch of the store. Its holder is the ID of the store's data.
-const epochAnnotation = "store.sluice.io/epoch"
+// annotations is the prefix of the Lease's annotations: the epoch of the store and, once it serves nodes, what the
+// ConfigMap has. The Lease's holder is the ID of the store's data.
+const annotations = "store.sluice.io/"
+
+// epochAnnotation of the Lease is the epoch of the store.
+const epochAnnotation = annotations + "epoch"
 
 // ErrTaken is returned when another process has the next epoch.
 var ErrTaken = errors.New("another process runs the store in a later epoch")
@@ -50,7 +55,7 @@ type Options struct {
 	// Takeover is how long a process must see the Lease unchanged before it begins the next epoch. The process that
 	// runs the store renews the Lease every sixth of it.
 	Takeover time.Duration
-	// Answers reports whether the store of a ConfigMap answers.
+	// Answers reports whether a store answers.
 	Answers func(context.Context, store.Published) bool
 	Log     *slog.Logger
 }
@@ -86,6 +91,7 @@ func (l *Lease) Allowed() time.Duration { return l.o.Takeover * 2 / 3 }
 type seen struct {
 	lease     *coordinationv1.Lease // nil: none
 	held      Data                  // by the Lease
+	holder    store.Published       // by the Lease; zero: it does not say, or not readable
 	config    *corev1.ConfigMap     // nil: none
 	published store.Published       // zero: none, or not readable
 }
@@ -105,6 +111,7 @@ func (l *Lease) read(ctx context.Context) (s seen, err error) {
 		if lease.Spec.HolderIdentity != nil {
 			s.held.ID = *lease.Spec.HolderIdentity
 		}
+		s.holder = holderOf(lease)
 	case !apierrors.IsNotFound(err):
 		return s, fmt.Errorf("read the Lease %s: %w", store.ObjectName, err)
 	}
@@ -122,6 +129,35 @@ func (l *Lease) read(ctx context.Context) (s seen, err error) {
 	return s, nil
 }
 
+// annotate writes where a store is into its Lease; zero: not known yet.
+func annotate(lease *coordinationv1.Lease, p store.Published) {
+	for key, value := range p.Data() {
+		if len(p.Clients) > 0 {
+			lease.Annotations[annotations+key] = value
+		} else if annotations+key != epochAnnotation {
+			delete(lease.Annotations, annotations+key)
+		}
+	}
+}
+
+// holderOf returns where the store of a Lease is.
+func holderOf(lease *coordinationv1.Lease) store.Published {
+	data := map[string]string{}
+	for key, value := range lease.Annotations {
+		data[strings.TrimPrefix(key, annotations)] = value
+	}
+	p, err := store.ParsePublished(data)
+	if err != nil {
+		return store.Published{}
+	}
+	return p
+}
+
+// answers reports whether a store of the Lease or of the ConfigMap answers: either object may have been lost.
+func (l *Lease) answers(ctx context.Context, s seen) bool {
+	return s.published.Epoch != 0 && l.o.Answers(ctx, s.published) || s.holder.Epoch != 0 && l.o.Answers(ctx, s.holder)
+}
+
 // Acquire waits until this process may run the store, with its own data or, if the epoch of the result is another one,
 // with none. The ID of new data is id.
 func (l *Lease) Acquire(ctx context.Context, own Data, id string) (Data, error) {
@@ -133,13 +169,13 @@ func (l *Lease) Acquire(ctx context.Context, own Data, id string) (Data, error) 
 			w.failed()
 		} else {
 			want, ok := decide(s, own, id, w.sees(s, time.Now()))
-			if ok && want != own && s.published.Epoch != 0 && l.o.Answers(ctx, s.published) {
+			if ok && want != own && l.answers(ctx, s) {
 				l.o.Log.Warn("the store answers, but does not renew its Lease; this process stands by")
 				w.failed()
 				ok = false
 			}
 			if ok {
-				err := l.write(ctx, s.lease, want)
+				err := l.write(ctx, s.lease, want, store.Published{})
 				if err == nil {
 					return want, nil
 				}
@@ -190,8 +226,8 @@ func decide(s seen, own Data, id string, unchanged bool) (Data, bool) {
 	return Data{}, false
 }
 
-// write makes the Lease name data, unless it has changed.
-func (l *Lease) write(ctx context.Context, was *coordinationv1.Lease, d Data) error {
+// write makes the Lease name data and where their store is, unless it has changed.
+func (l *Lease) write(ctx context.Context, was *coordinationv1.Lease, d Data, p store.Published) error {
 	ctx, cancel := context.WithTimeout(ctx, l.renewEvery())
 	defer cancel()
 	now := metav1.NowMicro()
@@ -203,6 +239,7 @@ func (l *Lease) write(ctx context.Context, was *coordinationv1.Lease, d Data) er
 	if lease.Annotations == nil {
 		lease.Annotations = map[string]string{}
 	}
+	annotate(lease, p)
 	lease.Annotations[epochAnnotation] = strconv.FormatUint(d.Epoch, 10)
 	lease.Spec.HolderIdentity, lease.Spec.RenewTime, lease.Spec.LeaseDurationSeconds = &d.ID, &now, &seconds
 	if was == nil {
@@ -274,7 +311,7 @@ func (l *Lease) renew(ctx context.Context, p store.Published, renewed func(conte
 		l.o.Log.Warn("the Lease was lost or has an earlier epoch; it is written back", "has", s.held.Epoch,
 			"epoch", own.Epoch)
 	}
-	if err := l.write(ctx, s.lease, own); err != nil {
+	if err := l.write(ctx, s.lease, own, p); err != nil {
 		return err
 	}
 	if err := renewed(ctx); err != nil {

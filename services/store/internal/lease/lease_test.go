@@ -4,6 +4,9 @@
 package lease
 
 import (
+	"context"
+	"encoding/pem"
+	"reflect"
 	"testing"
 	"time"
 
@@ -78,5 +81,37 @@ func TestAnotherProcessOfTheSameEpochIsLater(t *testing.T) {
 		if later(d, own) != want {
 			t.Errorf("%v is later than %v: %t", d, own, !want)
 		}
+	}
+}
+
+// TestStoreOfTheLeaseIsAskedWithoutAConfigMap: it serves nodes, and its Lease is not renewed.
+func TestStoreOfTheLeaseIsAskedWithoutAConfigMap(t *testing.T) {
+	p := store.Published{
+		Epoch: 3, ID: "a", Clients: []string{"192.0.2.1:23790"}, Enrol: []string{"192.0.2.1:23810"},
+		CA: string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("ca")})),
+	}
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"other": "kept"}}}
+	annotate(lease, p)
+	var asked []store.Published
+	l := &Lease{o: Options{Answers: func(_ context.Context, p store.Published) bool {
+		asked = append(asked, p)
+		return p.Epoch == 3
+	}}}
+	if !l.answers(t.Context(), seen{lease: lease, holder: holderOf(lease)}) {
+		t.Error("without the ConfigMap, the store of the Lease does not answer")
+	}
+	if !reflect.DeepEqual(asked, []store.Published{p}) {
+		t.Errorf("asked %v, want %v", asked, p)
+	}
+	if !l.answers(t.Context(), seen{published: store.Published{Epoch: 2}, holder: holderOf(lease)}) {
+		t.Error("with the ConfigMap of an earlier epoch, the store of the Lease is not asked")
+	}
+	// The next epoch is not at the address of the former one.
+	annotate(lease, store.Published{})
+	if h := holderOf(lease); h.Epoch != 0 || lease.Annotations["other"] != "kept" {
+		t.Errorf("the Lease of the next epoch names %v, and has %v", h, lease.Annotations)
+	}
+	if l.answers(t.Context(), seen{lease: lease, holder: holderOf(lease)}) {
+		t.Error("a store that nothing names answers")
 	}
 }

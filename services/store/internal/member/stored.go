@@ -58,7 +58,7 @@ func BeginStart(dir string) error {
 	return durable.WriteFile(filepath.Join(dir, startsFile), []byte(text), 0o600, durable.SyncAll)
 }
 
-// EndStart ends the count: etcd is ready, or the process ends because it was asked to.
+// EndStart ends the count: etcd is ready, or a signal ended the process before.
 func EndStart(dir string) error {
 	_, err := durable.Remove(filepath.Join(dir, startsFile), durable.SyncNone)
 	return err

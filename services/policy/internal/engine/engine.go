@@ -674,8 +674,10 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 			if e.splits != nil {
 				e.useTable(l, b.s)
 			}
-			if !l.defined && e.config.Tenant != nil { // a Preparation may refer to it already
-				l.payer, _ = e.config.Tenant(b.s.namespace)
+			if t := e.payer(b.s); !l.defined { // a Preparation may refer to it already
+				l.payers = []shares.Tenant{t}
+			} else if len(l.named) > 0 && !slices.Contains(l.payers, t) {
+				e.unpaid[l] = struct{}{}
 			}
 			l.refs++
 			if len(l.unclassified) > 0 {

@@ -91,9 +91,11 @@ func (e *Engine) nameSets(l *live) {
 		e.redirecting[l] = struct{}{}
 		if !slices.Contains(l.named, set.Digest()) {
 			l.named = append(l.named, set.Digest())
-			e.sets.Use(l.payer, set)
+			for _, t := range l.payers {
+				e.sets.Use(t, set)
+			}
 		}
-		l.table.Rules[i].RuleSet = e.sets.Number(l.payer, set.Digest())
+		l.table.Rules[i].RuleSet = e.sets.Number(set.Digest())
 	}
 }
 
@@ -103,55 +105,67 @@ func (e *Engine) Renumber() { e.renumber() }
 
 // renumber replaces the tables whose rule sets have got or lost a number since they were defined.
 func (e *Engine) renumber() {
-	charged := e.recharge()
-	if !e.sets.Divide() && !charged {
+	e.recharge()
+	if !e.sets.Divide() {
 		return
 	}
 	for _, l := range inOrder(e.redirecting) {
 		if l.defined && l.refs > 0 && slices.ContainsFunc(l.named, func(d layer7.Digest) bool {
-			return e.numberIn(l, d) != e.sets.Number(l.payer, d)
+			return e.numberIn(l, d) != e.sets.Number(d)
 		}) {
 			e.replaceTable(l)
 		}
 	}
 }
 
-// recharge charges the rule sets of tables that have lost subjects to the tenant of a subject that they still have. It
-// reports whether a table has another payer. Otherwise a tenant would pay for the tables of others.
-func (e *Engine) recharge() (changed bool) {
+// recharge charges the rule sets of tables to the tenants of the subjects that have the tables now. Otherwise a tenant
+// would pay for the tables of others, or a table would lack numbers because only a tenant above its share pays for it.
+func (e *Engine) recharge() {
 	if len(e.unpaid) == 0 {
-		return false
+		return
 	}
-	first, pays := make(map[*live]shares.Tenant), make(map[*live]bool)
+	tenants := make(map[*live][]shares.Tenant)
 	for _, n := range slices.Sorted(maps.Keys(e.subjects)) {
 		s := e.subjects[n]
 		for _, l := range s.bound {
 			if _, ok := e.unpaid[l]; !ok {
 				continue
 			}
-			t, _ := e.config.Tenant(s.namespace)
-			if _, ok := first[l]; !ok {
-				first[l] = t
+			if t := e.payer(s); !slices.Contains(tenants[l], t) {
+				tenants[l] = append(tenants[l], t)
 			}
-			pays[l] = pays[l] || t == l.payer
 		}
 	}
 	for _, l := range inOrder(e.unpaid) {
-		t, ok := first[l]
-		if !ok {
+		now := tenants[l]
+		if len(now) == 0 {
 			continue // a Preparation holds it, and a subject of any tenant may get it
 		}
 		delete(e.unpaid, l)
-		if pays[l] {
-			continue
+		for _, t := range now {
+			if slices.Contains(l.payers, t) {
+				continue
+			}
+			for _, d := range l.named {
+				e.sets.Use(t, l.setOf(d))
+			}
 		}
-		for _, d := range l.named {
-			e.sets.Use(t, l.setOf(d))
+		for _, t := range l.payers {
+			if !slices.Contains(now, t) {
+				e.sets.Release(t, l.named)
+			}
 		}
-		e.sets.Release(l.payer, l.named)
-		l.payer, changed = t, true
+		l.payers = now
 	}
-	return changed
+}
+
+// payer returns the tenant that pays for the rule sets in the tables of a subject. Without tenants it is the same for
+// all subjects.
+func (e *Engine) payer(s *subject) (t shares.Tenant) {
+	if e.config.Tenant != nil {
+		t, _ = e.config.Tenant(s.namespace)
+	}
+	return t
 }
 
 // setOf returns a rule set of the table.

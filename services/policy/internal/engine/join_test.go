@@ -161,8 +161,46 @@ func TestOneTenantDoesNotUseUpTheRuleSets(t *testing.T) {
 	}
 }
 
-// TestTenantPaysForNoTablesOfOthers: a table of subjects of two tenants is charged to the first one. It is charged to
-// the other one when the first has no subject with the table any more, or belongs to another tenant.
+// TestSharedTableIsNotClosedByATenantAboveItsShare: the first subject of a table for a cluster-wide policy belongs to a
+// tenant that has used up its share, and a later one to another tenant, which pays for the number, too.
+func TestSharedTableIsNotClosedByATenantAboveItsShare(t *testing.T) {
+	const size = 16
+	now := time.Unix(1_795_000_000, 0)
+	sets := ruleset.New(ruleset.Config{Size: size, Now: func() time.Time { return now }})
+	e := New(Config{Tenant: byNamespace, RuleSets: sets})
+	const noisy, first, second = identity.MinCluster, identity.MinCluster + 1, identity.MinCluster + 2
+	c := Change{
+		AddIdentities: []peer.Identity{labelled(t, noisy, "greedy", "noisy")}, AddSubjects: []identity.Numeric{noisy},
+	}
+	for i := range 2 * size {
+		o := asks(t, "greedy", fmt.Sprint(i), fmt.Sprint("k", i), fmt.Sprint("n", i, ".example"))
+		o.Specs[0].Subject = exists("noisy")
+		c.UpsertPolicies = append(c.UpsertPolicies, o)
+	}
+	apply(t, e, c)
+	every := asks(t, "", "p", "k", "n.example")
+	every.Specs[0].Subject = selector.Selector{}
+	apply(t, e, Change{UpsertPolicies: []policy.Object{every}})
+	for n, ns := range map[identity.Numeric]string{first: "greedy", second: "small"} {
+		apply(t, e, Change{AddIdentities: []peer.Identity{labelled(t, n, ns)}})
+	}
+	apply(t, e, Change{AddSubjects: []identity.Numeric{first}})
+	apply(t, e, Change{AddSubjects: []identity.Numeric{second}})
+	for range 3 { // what is taken from the greedy tenant is free after the grace
+		now = now.Add(ruleset.Grace)
+		sets.Expire()
+		apply(t, e, Change{})
+	}
+	for _, n := range []identity.Numeric{first, second} {
+		b, _ := e.Bound(n, policytable.Egress)
+		if r := b.Table.Rules[0]; r.Action != policytable.Redirect || r.RuleSet == 0 {
+			t.Errorf("subject %d: the rule %+v, want a number", n, r)
+		}
+	}
+}
+
+// TestTenantPaysForNoTablesOfOthers: the tenants of all subjects pay for a table. A tenant pays no longer when it has no
+// subject with the table any more, or when the namespace belongs to another tenant.
 func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 	now := time.Unix(1_795_000_000, 0)
 	sets := ruleset.New(ruleset.Config{Size: 16, Now: func() time.Time { return now }})
@@ -197,7 +235,7 @@ func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 		return out
 	}
 	n := number(first)
-	if got := payers(); n == 0 || n != number(second) || !slices.Equal(got, []string{"one"}) {
+	if got := payers(); n == 0 || n != number(second) || !slices.Equal(got, []string{"one", "two"}) {
 		t.Fatalf("numbers %d and %d, payers %v", n, number(second), got)
 	}
 	apply(t, e, Change{RemoveSubjects: []identity.Numeric{first}})

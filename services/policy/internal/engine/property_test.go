@@ -79,7 +79,7 @@ func disunion(e *Engine, want answer, q scenario.Question, number uint16) (why s
 	if !joins {
 		return fmt.Sprintf("rule %d is %v, none of which matches", number, e.boundSources(q)[number-1]), exact
 	}
-	if n := l.table.Rules[number-1].RuleSet; n == 0 || n != e.sets.Number(l.payer, set.Digest()) {
+	if n := l.table.Rules[number-1].RuleSet; n == 0 || n != e.sets.Number(set.Digest()) {
 		return fmt.Sprintf("rule %d has the number %d", number, n), exact
 	}
 	return "", exact

@@ -48,10 +48,10 @@ type live struct {
 	tenant       shares.Tenant // tenant of the first subject
 	used         bool          // tenant is set
 	shared       bool          // subjects of several tenants use the table
-	payer        shares.Tenant // tenant to which the numbers of the table's rule sets are charged
 	// missing is set if a class needs a joint rule that the program does not have.
 	missing bool
 	named   []layer7.Digest // rule sets that the table uses; set while it is defined
+	payers  []shares.Tenant // tenants of the table's subjects; each pays for the numbers of the rule sets
 }
 
 // function returns the intervals of a rule set, and records whether it needs other joint rules.
@@ -510,7 +510,7 @@ func (e *Engine) replaceTable(l *live) bool {
 		return false
 	}
 	next.refs, next.tenant, next.used, next.shared = l.refs, l.tenant, l.used, l.shared
-	next.payer = l.payer
+	next.payers = l.payers
 	if len(next.unclassified) > 0 {
 		e.incomplete[next] = struct{}{}
 	}
@@ -577,7 +577,9 @@ func (e *Engine) remove(l *live) (unused []*liveSelector) {
 		e.want(l, -1)
 		e.emit(policytable.RetireTable{Table: l.id})
 	}
-	e.sets.Release(l.payer, l.named)
+	for _, t := range l.payers {
+		e.sets.Release(t, l.named)
+	}
 	l.named = nil
 	for k := range e.wide {
 		delete(e.wide[k], l)

@@ -55,7 +55,8 @@ type Registry struct {
 	changes map[policytable.RuleSet]Change
 	// unstored contains the numbers that could not be stored.
 	unstored map[policytable.RuleSet]*numbered
-	stored   bool // numbers have been stored later than they were given, and Divide has not reported it
+	// changed is set if users other than those of the last calls have got or lost a number, until Divide reports it.
+	changed bool
 	// expires is the earliest time at which an unused number may become free; zero: none does.
 	expires time.Time
 	held    bool
@@ -225,6 +226,7 @@ func (r *Registry) assign(u user) {
 	}
 	delete(r.lacking, u)
 	if x.users++; x.users == 1 {
+		r.changed = r.changed || r.content[u.digest].users > 1
 		if x.payer != u {
 			r.ledger.Delete(x.payer)
 		}
@@ -250,7 +252,7 @@ func (r *Registry) store(changes ...Change) bool {
 	}
 	for _, x := range r.unstored {
 		if x.users > 0 {
-			r.changes[x.number], r.stored = r.contentOf(x), true
+			r.changes[x.number], r.changed = r.contentOf(x), true
 		}
 	}
 	clear(r.unstored)
@@ -292,16 +294,15 @@ func (r *Registry) unassign(u user) *numbered {
 		return nil
 	}
 	r.idle(x)
+	r.changed = r.changed || r.content[u.digest].users > 1 // refused users had the number, too
 	return x
 }
 
-// Number returns the number of a set for tables of a tenant; 0 if it has none, or if its number is not stored.
-func (r *Registry) Number(t shares.Tenant, d layer7.Digest) policytable.RuleSet {
-	u := user{t, d}
-	if _, ok := r.lacking[u]; ok || !r.ledger.Admitted(u) {
-		return 0
-	}
-	if x := r.numbers[d]; r.unstored[x.number] == nil {
+// Number returns the number of a set; 0 if it has none, or if its number is not stored. A set that has a number for one
+// tenant has it for all: they need no further number, and must not suffer from a tenant above its share that uses the
+// same set.
+func (r *Registry) Number(d layer7.Digest) policytable.RuleSet {
+	if x := r.numbers[d]; x != nil && x.users > 0 && r.unstored[x.number] == nil {
 		return x.number
 	}
 	return 0
@@ -309,9 +310,9 @@ func (r *Registry) Number(t shares.Tenant, d layer7.Digest) policytable.RuleSet 
 
 // Divide divides the numbers again if a user has none. It reports whether the numbers of some users have changed.
 func (r *Registry) Divide() (changed bool) {
-	changed, r.stored = r.stored, false
+	defer func() { r.changed = false }()
 	if r.refused+len(r.lacking) == 0 {
-		return changed
+		return r.changed
 	}
 	now := r.config.Now()
 	if at := r.ledger.Next(); !at.IsZero() && !at.After(now) {
@@ -329,7 +330,7 @@ func (r *Registry) Divide() (changed bool) {
 			r.refused--
 			r.lacking[u] = struct{}{}
 		}
-		changed = changed || len(withdrawn) > 0
+		changed = len(withdrawn) > 0
 	}
 	for _, u := range slices.SortedFunc(maps.Keys(r.lacking), func(a, b user) int {
 		return cmp.Or(a.tenant.Compare(b.tenant), slices.Compare(a.digest[:], b.digest[:]))
@@ -338,7 +339,7 @@ func (r *Registry) Divide() (changed bool) {
 		_, lacks := r.lacking[u]
 		changed = changed || !lacks
 	}
-	return changed
+	return changed || r.changed
 }
 
 // Next returns when Expire and Divide are due; zero: never, unless something changes.
@@ -410,18 +411,14 @@ type Figures struct {
 func (r *Registry) Figures() Figures {
 	var f Figures
 	for _, x := range r.taken {
-		switch {
-		case x.users == 0:
+		if x.users == 0 {
 			f.Idle++
-		case r.unstored[x.number] != nil:
-			f.Without += x.users
-		default:
+		} else if r.unstored[x.number] == nil {
 			f.Numbered++
 		}
 	}
-	f.Without += r.refused + len(r.lacking)
 	for u := range r.users {
-		if r.content[u.digest].TooLarge() {
+		if r.Number(u.digest) == 0 {
 			f.Without++
 		}
 	}

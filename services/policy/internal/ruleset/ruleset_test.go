@@ -36,16 +36,16 @@ func TestEqualContentHasTheSameNumber(t *testing.T) {
 	r.Use(a, set(1))
 	r.Use(b, set(1))
 	r.Use(a, set(2))
-	one := r.Number(a, set(1).Digest())
-	if one == 0 || one != r.Number(b, set(1).Digest()) || one == r.Number(a, set(2).Digest()) {
-		t.Fatalf("numbers %d, %d, %d", one, r.Number(b, set(1).Digest()), r.Number(a, set(2).Digest()))
+	one := r.Number(set(1).Digest())
+	if one == 0 || one != r.Number(set(1).Digest()) || one == r.Number(set(2).Digest()) {
+		t.Fatalf("numbers %d, %d, %d", one, r.Number(set(1).Digest()), r.Number(set(2).Digest()))
 	}
 	if got := r.Changes(); len(got) != 2 || got[0].Number != one || got[0].Set == nil {
 		t.Errorf("changes %+v", got)
 	}
 	// It stays while one of the tenants uses it.
 	r.Release(a, []layer7.Digest{set(1).Digest()})
-	if got := r.Number(b, set(1).Digest()); got != one || len(r.Changes()) != 0 {
+	if got := r.Number(set(1).Digest()); got != one || len(r.Changes()) != 0 {
 		t.Errorf("number %d, want %d", got, one)
 	}
 }
@@ -55,7 +55,7 @@ func TestNumberIsKeptForTheGrace(t *testing.T) {
 	a := shares.Labelled("a")
 	use := func(i int) policytable.RuleSet {
 		r.Use(a, set(i))
-		return r.Number(a, set(i).Digest())
+		return r.Number(set(i).Digest())
 	}
 	first := use(1)
 	r.Release(a, []layer7.Digest{set(1).Digest()})
@@ -75,7 +75,7 @@ func TestNumberIsKeptForTheGrace(t *testing.T) {
 	if !r.Divide() {
 		t.Fatal("nothing has changed, although a number is free")
 	}
-	if n := r.Number(a, set(2).Digest()); n != first {
+	if n := r.Number(set(2).Digest()); n != first {
 		t.Errorf("number %d, want %d", n, first)
 	}
 	if got := r.Changes(); len(got) != 1 || got[0].Set == nil || got[0].Digest != set(2).Digest() {
@@ -94,17 +94,17 @@ func TestRestoredNumbersStay(t *testing.T) {
 		r.Use(a, set(i))
 	}
 	r.Divide()
-	if n := r.Number(a, set(1).Digest()); n != 7 {
+	if n := r.Number(set(1).Digest()); n != 7 {
 		t.Errorf("number %d, want the restored one", n)
 	}
 	for i := 2; i <= 3; i++ {
-		if n := r.Number(a, set(i).Digest()); n == 0 || n == 7 || n > 10 {
+		if n := r.Number(set(i).Digest()); n == 0 || n == 7 || n > 10 {
 			t.Errorf("set %d has the number %d", i, n)
 		}
 	}
 	c.Time = c.Add(Grace)
 	r.Expire()
-	if n := r.Number(a, set(1).Digest()); n != 7 {
+	if n := r.Number(set(1).Digest()); n != 7 {
 		t.Errorf("number %d after the grace, want the restored one, which is in use", n)
 	}
 }
@@ -148,16 +148,16 @@ func TestBlockedNumbersAreNotGiven(t *testing.T) {
 	r.Hold(false)
 	c.Time = c.Add(Grace - 1)
 	r.Expire()
-	if r.Divide() || r.Number(a, set(1).Digest()) != 0 || r.Figures().Without != 1 || len(r.changes) > 0 {
-		t.Fatalf("number %d, %+v: connections may carry it", r.Number(a, set(1).Digest()), r.Figures())
+	if r.Divide() || r.Number(set(1).Digest()) != 0 || r.Figures().Without != 1 || len(r.changes) > 0 {
+		t.Fatalf("number %d, %+v: connections may carry it", r.Number(set(1).Digest()), r.Figures())
 	}
 	if want := c.Add(1); !r.Next().Equal(want) {
 		t.Errorf("a call is due at %v, want %v", r.Next(), want)
 	}
 	c.Time = c.Add(1)
 	r.Expire()
-	if !r.Divide() || r.Number(a, set(1).Digest()) == 0 || r.Figures() != (Figures{Numbered: 1}) {
-		t.Errorf("number %d, %+v after the grace", r.Number(a, set(1).Digest()), r.Figures())
+	if !r.Divide() || r.Number(set(1).Digest()) == 0 || r.Figures() != (Figures{Numbered: 1}) {
+		t.Errorf("number %d, %+v after the grace", r.Number(set(1).Digest()), r.Figures())
 	}
 }
 
@@ -182,8 +182,8 @@ func TestUnstoredNumberIsNotUsed(t *testing.T) {
 	}})
 	a := shares.Labelled("a")
 	r.Use(a, set(1))
-	if r.Number(a, set(1).Digest()) != 1 || disk[1] != set(1).Digest() {
-		t.Fatalf("number %d, stored %v", r.Number(a, set(1).Digest()), disk)
+	if r.Number(set(1).Digest()) != 1 || disk[1] != set(1).Digest() {
+		t.Fatalf("number %d, stored %v", r.Number(set(1).Digest()), disk)
 	}
 	r.Changes()
 	failure = errors.New("disk full")
@@ -191,7 +191,7 @@ func TestUnstoredNumberIsNotUsed(t *testing.T) {
 	c.Time = c.Add(Grace)
 	r.Expire()
 	r.Use(a, set(2))
-	if n := r.Number(a, set(2).Digest()); n != 0 || r.Figures() != (Figures{Without: 1}) {
+	if n := r.Number(set(2).Digest()); n != 0 || r.Figures() != (Figures{Without: 1}) {
 		t.Errorf("number %d, %+v while the number is not stored", n, r.Figures())
 	}
 	if got := r.Changes(); len(got) != 1 || got[0].Set != nil {
@@ -205,11 +205,44 @@ func TestUnstoredNumberIsNotUsed(t *testing.T) {
 	if !r.Divide() || r.Divide() {
 		t.Error("want one report that numbers have changed")
 	}
-	if n := r.Number(a, set(2).Digest()); n != 1 || disk[1] != set(2).Digest() || r.Figures() != (Figures{Numbered: 1}) {
+	if n := r.Number(set(2).Digest()); n != 1 || disk[1] != set(2).Digest() || r.Figures() != (Figures{Numbered: 1}) {
 		t.Errorf("number %d, stored %v, %+v", n, disk, r.Figures())
 	}
 	if got := r.Changes(); len(got) != 1 || got[0].Set == nil {
 		t.Errorf("changes %+v, want the content", got)
+	}
+}
+
+// TestSetWithANumberHasItForAllTenants: also for one above its share, as long as another tenant uses the set.
+func TestSetWithANumberHasItForAllTenants(t *testing.T) {
+	const size = 16
+	r, c := registry(size)
+	greedy, small := shares.Labelled("greedy"), shares.Labelled("small")
+	for i := range 3 * size {
+		r.Use(greedy, set(i))
+	}
+	r.Divide()
+	last := set(3*size - 1)
+	if n := r.Number(last.Digest()); n != 0 {
+		t.Fatalf("number %d for a set beyond the share", n)
+	}
+	r.Use(small, last)
+	changed := false
+	for range 3 { // what is taken from the greedy tenant is free after the grace
+		c.Time = c.Add(Grace)
+		r.Expire()
+		changed = r.Divide() || changed
+	}
+	if n := r.Number(last.Digest()); n == 0 || !changed || r.ledger.Admitted(user{greedy, last.Digest()}) {
+		t.Fatalf("number %d, changed %t; want a number although the greedy tenant may not have it", n, changed)
+	}
+	before := r.Figures()
+	r.Release(small, []layer7.Digest{last.Digest()})
+	if f := r.Figures(); r.Number(last.Digest()) != 0 || f.Numbered != before.Numbered-1 || f.Without != before.Without+1 {
+		t.Errorf("%+v, before %+v: only the greedy tenant uses the set now", f, before)
+	}
+	if !r.Divide() {
+		t.Error("it is not reported that the greedy tenant has lost the number")
 	}
 }
 
@@ -235,13 +268,13 @@ func TestOneTenantDoesNotTakeTheNumbersOfAnother(t *testing.T) {
 		r.Divide()
 	}
 	for i := range size / 4 {
-		if r.Number(small, set(1000+i).Digest()) == 0 {
+		if r.Number(set(1000+i).Digest()) == 0 {
 			t.Errorf("set %d of the small tenant has no number: %+v", i, r.Usage())
 		}
 	}
 	seen := make(map[policytable.RuleSet]layer7.Digest)
 	for u := range r.users {
-		if n := r.Number(u.tenant, u.digest); n != 0 {
+		if n := r.Number(u.digest); n != 0 {
 			if d, ok := seen[n]; ok && d != u.digest {
 				t.Fatalf("two sets have the number %d", n)
 			}
@@ -273,7 +306,7 @@ func TestChangesOfOneTenantDoNotTakeTheNumbers(t *testing.T) {
 	c.Time = c.Add(shares.LevelInterval)
 	r.Divide()
 	for i := range 4 {
-		if r.Number(small, set(1000+i).Digest()) == 0 {
+		if r.Number(set(1000+i).Digest()) == 0 {
 			t.Errorf("set %d of the small tenant has no number: %+v", i, r.Usage())
 		}
 	}
@@ -284,7 +317,7 @@ func TestChangesOfOneTenantDoNotTakeTheNumbers(t *testing.T) {
 	}
 	for i := range size / 2 {
 		r.Use(greedy, set(2000+i))
-		if r.Number(greedy, set(2000+i).Digest()) == 0 {
+		if r.Number(set(2000+i).Digest()) == 0 {
 			t.Errorf("set %d has no number after the grace: %+v", i, r.Usage())
 		}
 	}
@@ -296,14 +329,14 @@ func TestUnusedNumberCountsOnce(t *testing.T) {
 	a, b := shares.Labelled("a"), shares.Labelled("b")
 	used := func() int { return r.Usage().Used }
 	r.Use(a, set(1))
-	first := r.Number(a, set(1).Digest())
+	first := r.Number(set(1).Digest())
 	r.Release(a, []layer7.Digest{set(1).Digest()})
 	for _, tenant := range []shares.Tenant{a, b, a} {
 		if n := used(); n != 1 {
 			t.Fatalf("%d numbers count while one is unused", n)
 		}
 		r.Use(tenant, set(1))
-		if n := r.Number(tenant, set(1).Digest()); n != first || used() != 1 {
+		if n := r.Number(set(1).Digest()); n != first || used() != 1 {
 			t.Fatalf("number %d, want %d; %d numbers count", n, first, used())
 		}
 		r.Release(tenant, []layer7.Digest{set(1).Digest()})
@@ -341,7 +374,7 @@ func TestSetThatIsTooLargeHasNoNumber(t *testing.T) {
 	}
 	s := layer7.Union(policytable.ProxyHTTP, false, &rules)
 	r.Use(shares.System, s)
-	if n := r.Number(shares.System, s.Digest()); n != 0 || r.Figures().Without != 1 {
+	if n := r.Number(s.Digest()); n != 0 || r.Figures().Without != 1 {
 		t.Errorf("number %d, %+v", n, r.Figures())
 	}
 	r.Release(shares.System, []layer7.Digest{s.Digest()})

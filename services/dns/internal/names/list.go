@@ -58,6 +58,8 @@ type Name struct {
 	Chain   []string // targets of the CNAME records of the last answer
 	Entries []Entry  // sorted
 	Payer   Asker
+
+	filed bool // the file could have it before TakeChanges
 }
 
 // List returns copies of the names that match and have the address, if it is valid, sorted by name.
@@ -201,7 +203,9 @@ func (t *Table) TakeChanges() (records []Name, gone []string) {
 	defer t.mu.Unlock()
 	for text := range t.changed {
 		if n := t.names[text]; n != nil {
-			records = append(records, t.copyOf(n))
+			r := t.copyOf(n)
+			r.filed, n.filed = n.filed, true
+			records = append(records, r)
 		} else {
 			gone = append(gone, text)
 		}
@@ -210,15 +214,26 @@ func (t *Table) TakeChanges() (records []Name, gone []string) {
 	return records, gone
 }
 
-// Changed notes names again whose changes could not be stored.
+// Changed notes the names of a call of TakeChanges again, because they could not be stored.
 func (t *Table) Changed(records []Name, gone []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for _, r := range records {
-		t.changed[r.Name] = true
+	again := func(text string, filed bool) {
+		switch n := t.names[text]; {
+		case n != nil:
+			n.filed = filed
+			t.change(n)
+		case filed:
+			t.changed[text] = true
+		default:
+			delete(t.changed, text) // it has gone since
+		}
+	}
+	for i := range records {
+		again(records[i].Name, records[i].filed)
 	}
 	for _, text := range gone {
-		t.changed[text] = true
+		again(text, true)
 	}
 }
 
@@ -228,7 +243,7 @@ func (t *Table) Restore(records []Name, now time.Time) (omitted int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, r := range records {
-		n := &name{text: r.Name, payer: r.Payer.Endpoint, index: -1}
+		n := &name{text: r.Name, payer: r.Payer.Endpoint, index: -1, filed: true}
 		for _, e := range r.Entries {
 			// The wall clock may have been ahead when the address was learned.
 			left := min(e.Expires.Sub(now), MaxTTL)

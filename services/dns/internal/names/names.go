@@ -77,7 +77,10 @@ type Table struct {
 	expiring   expiring         // guarded by mu
 	shares     shares           // guarded by mu
 	refusals   refusals         // guarded by mu
-	changed    map[string]bool  // guarded by mu; names that TakeChanges has not returned; nil: not recorded
+	// changed contains the names that TakeChanges has not returned, and whether the file may have them. Names that came
+	// and went meanwhile are not in it: while nothing can be written, it must not grow beyond the names of the table and
+	// of the file.
+	changed map[string]bool // guarded by mu
 }
 
 // name is one name. Its addresses take 32 bytes each and contain no pointer, because there may be many.
@@ -88,6 +91,7 @@ type name struct {
 	first   uint32  // when its first address expires
 	index   int     // in the heap
 	dirty   bool    // Learn changed it
+	filed   bool    // the file may have it
 	entries []entry // sorted by address
 }
 
@@ -170,9 +174,7 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 		if !t.admit(by.Endpoint, ofAddresses, now, out) {
 			return nil, AddressesShare
 		}
-		n = &name{text: text, payer: by.Endpoint, index: -1}
-		t.names[text] = n
-		t.shares.charge(by.Endpoint, ofNames, 1)
+		n = t.create(by, text)
 	}
 	i, known := n.find(key)
 	if !known {
@@ -183,9 +185,7 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 			return t.kept(n), AddressesShare
 		}
 		if t.names[text] != n { // it lost its last address, which freed the capacity
-			n = &name{text: text, payer: by.Endpoint, index: -1}
-			t.names[text] = n
-			t.shares.charge(by.Endpoint, ofNames, 1)
+			n = t.create(by, text)
 		}
 		i, _ = n.find(key)
 		n.entries = slices.Insert(n.entries, i, entry{addr: key, payer: by.Endpoint})
@@ -200,6 +200,14 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 		out.Enforce = append(out.Enforce, Address{a.Addr, bound(a.TTL)})
 	}
 	return n, Learned
+}
+
+// create adds a name without addresses.
+func (t *Table) create(by Asker, text string) *name {
+	n := &name{text: text, payer: by.Endpoint, index: -1, filed: t.changed[text]}
+	t.names[text] = n
+	t.shares.charge(by.Endpoint, ofNames, 1)
+	return n
 }
 
 // kept returns a name if it is still in the table.
@@ -334,6 +342,9 @@ func (t *Table) remove(n *name, i int, now uint32, out *Result) {
 	t.change(n)
 	if len(n.entries) == 0 {
 		delete(t.names, n.text)
+		if !n.filed {
+			delete(t.changed, n.text)
+		}
 		t.shares.charge(n.payer, ofNames, -1)
 		t.shares.close(n.payer)
 	}
@@ -518,7 +529,7 @@ func (t *Table) expire(now time.Time) {
 }
 
 // change notes that the record of a name changed.
-func (t *Table) change(n *name) { t.changed[n.text] = true }
+func (t *Table) change(n *name) { t.changed[n.text] = n.filed }
 
 // order puts a name into its place of the heap, or out of it if it has no address any more.
 func (t *Table) order(n *name) {

@@ -328,6 +328,35 @@ func TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted(t *testing.T) {
 	}
 }
 
+// TestNamesThatCouldNotBeWrittenAreBounded: while nothing can be written, names come and go.
+func TestNamesThatCouldNotBeWrittenAreBounded(t *testing.T) {
+	const size = 100
+	c := newTable(size, size)
+	c.learn(web, "filed.", time.Minute, 0)
+	c.TakeChanges() // is written
+	for i := range 10_000 {
+		c.learn(web, fmt.Sprintf("n%d.", i), time.Minute, i)
+		if i%7 == 0 {
+			records, gone := c.TakeChanges()
+			c.after(2 * time.Second)
+			c.Expire(c.now)
+			c.Changed(records, gone)
+		}
+		c.after(time.Second)
+	}
+	if n := len(c.changed); n > size {
+		t.Errorf("%d names wait to be written, want at most %d", n, size)
+	}
+	c.after(time.Hour)
+	c.Expire(c.now)
+	c.learn(web, "filed.", time.Minute, 0) // comes back, and goes
+	c.after(time.Hour)
+	c.Expire(c.now)
+	if records, gone := c.TakeChanges(); len(records) != 0 || !slices.Equal(gone, []string{"filed."}) {
+		t.Errorf("%d records, and that %d names are gone, must be written; want only filed.", len(records), len(gone))
+	}
+}
+
 // TestCountsAreThoseOfTheContent learns and removes at random, and counts again.
 func TestCountsAreThoseOfTheContent(t *testing.T) {
 	seed := rand.Uint64()

@@ -57,13 +57,8 @@ func NewCluster(conn grpc.ClientConnInterface) *Cluster {
 	return &Cluster{identityv1.NewClusterServiceClient(conn)}
 }
 
-// clusterTimeout limits a call, so that names are learned while sluice-identity does not answer.
-const clusterTimeout = 200 * time.Millisecond
-
 // Has implements exchange.Cluster.
 func (c *Cluster) Has(ctx context.Context, addr netip.Addr) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
-	defer cancel()
 	r, err := c.client.GetIPMapping(ctx, &identityv1.GetIPMappingRequest{Address: addr.String()})
 	if status.Code(err) == codes.NotFound {
 		return false, nil

@@ -30,6 +30,10 @@ const (
 	MaxHeld    = 512 // answers that wait for sluice-policy; further ones pass and teach nothing
 )
 
+// clusterTime is how long an answer waits at most to know which of its addresses belong to the cluster. It is one limit
+// for all of them, so that time is left to learn them while sluice-identity does not answer.
+const clusterTime = 200 * time.Millisecond
+
 // queryTime is how long a query waits for its answer.
 const queryTime = 10 * time.Second
 
@@ -364,7 +368,12 @@ func (x *Exchange) Settle(ctx context.Context, h *Held) {
 // outside returns the addresses that do not belong to the cluster, and removes the others. An address is also learned
 // if this is not known, because the rules of sluice-policy allow no address of the cluster by a name.
 func (x *Exchange) outside(ctx context.Context, h *Held, addrs []names.Address) []names.Address {
+	ctx, cancel := context.WithTimeout(ctx, clusterTime)
+	defer cancel()
 	return slices.DeleteFunc(addrs, func(a names.Address) bool {
+		if ctx.Err() != nil {
+			return false
+		}
 		inside, err := x.o.Cluster.Has(ctx, a.Addr)
 		if err != nil || !inside {
 			return false

@@ -31,9 +31,14 @@ type policy struct {
 
 	cluster map[netip.Addr]bool
 	unknown error // of Has
+	hung    bool  // Has does not return before ctx ends
 }
 
-func (p *policy) Has(_ context.Context, addr netip.Addr) (bool, error) {
+func (p *policy) Has(ctx context.Context, addr netip.Addr) (bool, error) {
+	if p.hung {
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
 	return p.cluster[addr], p.unknown
 }
 
@@ -456,6 +461,24 @@ func TestAddressesOfNodesAndPodsAreNotLearned(t *testing.T) {
 	if calls := b.policy.take(); len(calls) != 1 {
 		t.Errorf("while it is not known: %v", calls)
 	}
+}
+
+// TestManyAddressesAreLearnedWhileSluiceIdentityHangs: all addresses of an answer together wait for it only once.
+func TestManyAddressesAreLearnedWhileSluiceIdentityHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		b.policy.hung = true
+		var list []string
+		for i := range 12 {
+			list = append(list, fmt.Sprintf("192.0.2.%d", i))
+		}
+		began := time.Now()
+		b.ask(t, client, 1, "www.example.com.")
+		b.settled(t, client, answer(t, 1, "www.example.com.", list...))
+		if d := time.Since(began); d != clusterTime || b.Counts.Late.Load() != 0 || len(b.policy.take()) != 1 {
+			t.Errorf("released after %s, %d late: want all addresses learned after %s", d, b.Counts.Late.Load(), clusterTime)
+		}
+	})
 }
 
 func TestNamesThatNoPolicySelectsAreNotLearned(t *testing.T) {

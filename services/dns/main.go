@@ -86,6 +86,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Log.Warn("nothing redirects packets to this process yet: it enforces nothing")
 	p.Go("names", saver.run)
 	p.Go("rule sets", followed.Run)
+	p.Go("evictions", messages.Run)
 	srv.SetAllServing(true)
 	p.Ready()
 	return p.Serve(ctx, srv)

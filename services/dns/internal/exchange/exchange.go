@@ -13,6 +13,7 @@ package exchange
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -29,6 +30,10 @@ const (
 	MaxQueries = 512 // without an answer; the oldest is forgotten, and its answer dropped
 	MaxHeld    = 512 // answers that wait for sluice-policy; further ones pass and teach nothing
 )
+
+// maxEvicted limits the evicted addresses that wait to be forgotten. sluice-policy keeps further ones until their time
+// ends.
+const maxEvicted = 65_536
 
 // clusterTime is how long an answer waits at most to know which of its addresses belong to the cluster. It is one limit
 // for all of them, so that time is left to learn them while sluice-identity does not answer.
@@ -96,7 +101,9 @@ type Exchange struct {
 
 	mu      sync.Mutex
 	pods    map[uint32]*pod          // guarded by mu; by endpoint
-	calling map[string]chan struct{} // guarded by mu; names for which Settle calls the enforcer
+	calling map[string]chan struct{} // guarded by mu; names for which the enforcer is called
+	evicted map[names.Pair]struct{}  // guarded by mu; what sluice-policy should forget
+	woken   chan struct{}            // evicted has got addresses
 }
 
 // Counts are the numbers of messages by their result.
@@ -119,6 +126,7 @@ type reader struct {
 func New(o Options) *Exchange {
 	return &Exchange{
 		o: o, pods: make(map[uint32]*pod), calling: make(map[string]chan struct{}),
+		evicted: make(map[names.Pair]struct{}), woken: make(chan struct{}, 1),
 		readers: sync.Pool{New: func() any { return &reader{} }},
 	}
 }
@@ -274,7 +282,8 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	}
 	r.readChain()
 	result := x.o.Table.Learn(c.Asker, name, r.chain, r.addrs, now)
-	if len(result.Enforce) == 0 && len(result.Evicted) == 0 {
+	x.evict(result.Evicted)
+	if len(result.Enforce) == 0 {
 		return Release, nil
 	}
 	if !x.hold(c.Asker.Endpoint) {
@@ -334,20 +343,26 @@ func (x *Exchange) Settle(ctx context.Context, h *Held) {
 	defer x.unhold(h.asker.Endpoint)
 	ctx, cancel := context.WithDeadline(ctx, time.Now().Add(x.o.HoldFor-x.o.Now().Sub(h.began)))
 	defer cancel()
-	for _, p := range h.evicted {
-		// If this fails, sluice-policy keeps the address until its time ends.
-		_ = x.o.Enforcer.Forget(ctx, p.Name, p.Addr)
+	left, err := x.learn(ctx, h)
+	if errors.Is(err, ErrNoCapacity) && len(h.evicted) > 0 { // for which these addresses were evicted
+		for _, p := range h.evicted {
+			x.forget(ctx, p)
+		}
+		left, err = x.learn(ctx, h)
 	}
-	if len(h.addrs) == 0 {
-		return
+	if err != nil {
+		x.fail(h, left, err)
 	}
+}
+
+// learn passes the addresses of a held answer to the enforcer. If this fails, it returns those that are left.
+func (x *Exchange) learn(ctx context.Context, h *Held) (left []names.Address, err error) {
 	if !x.lock(ctx, h.name) {
-		x.fail(h, h.addrs, ctx.Err())
-		return
+		return h.addrs, ctx.Err()
 	}
 	defer x.unlock(h.name)
 	// The call before may have been for the same addresses.
-	left := x.outside(ctx, h, x.o.Table.Missing(h.name, h.addrs, x.o.Now()))
+	left = x.outside(ctx, h, x.o.Table.Missing(h.name, h.addrs, x.o.Now()))
 	slices.SortStableFunc(left, func(a, b names.Address) int { return int(a.TTL/time.Second - b.TTL/time.Second) })
 	for len(left) > 0 {
 		n := batch(left)
@@ -357,11 +372,65 @@ func (x *Exchange) Settle(ctx context.Context, h *Held) {
 			addrs = append(addrs, a.Addr)
 		}
 		if err := x.o.Enforcer.Learn(ctx, h.name, addrs, left[0].TTL); err != nil {
-			x.fail(h, left, err)
-			return
+			return left, err
 		}
 		x.o.Table.Enforced(h.name, left[:n], now)
 		left = left[n:]
+	}
+	return nil, nil
+}
+
+// evict notes addresses that sluice-policy should forget.
+func (x *Exchange) evict(pairs []names.Pair) {
+	if len(pairs) == 0 {
+		return
+	}
+	x.mu.Lock()
+	for _, p := range pairs {
+		if len(x.evicted) < maxEvicted {
+			x.evicted[p] = struct{}{}
+		}
+	}
+	x.mu.Unlock()
+	select {
+	case x.woken <- struct{}{}:
+	default:
+	}
+}
+
+// Run makes sluice-policy forget evicted addresses until ctx ends, so that the answers for which they were evicted do
+// not wait for it.
+func (x *Exchange) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-x.woken:
+		}
+		x.mu.Lock()
+		pairs := slices.Collect(maps.Keys(x.evicted))
+		x.mu.Unlock()
+		for _, p := range pairs {
+			limited, cancel := context.WithTimeout(ctx, x.o.HoldFor)
+			x.forget(limited, p)
+			cancel()
+		}
+	}
+}
+
+// forget makes sluice-policy forget an evicted address, unless that has been done, or an answer has taught the address
+// again. If it fails, sluice-policy keeps the address until its time ends.
+func (x *Exchange) forget(ctx context.Context, p names.Pair) {
+	x.mu.Lock()
+	_, waits := x.evicted[p]
+	delete(x.evicted, p)
+	x.mu.Unlock()
+	if !waits || !x.lock(ctx, p.Name) { // without the lock, it could overtake a later Learn
+		return
+	}
+	defer x.unlock(p.Name)
+	if !x.o.Table.Has(p) {
+		_ = x.o.Enforcer.Forget(ctx, p.Name, p.Addr)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -32,6 +33,8 @@ type policy struct {
 	cluster map[netip.Addr]bool
 	unknown error // of Has
 	hung    bool  // Has does not return before ctx ends
+	slow    bool  // Forget does not return before ctx ends
+	full    bool  // guarded by mu; Learn has no capacity before Forget is called
 }
 
 func (p *policy) Has(ctx context.Context, addr netip.Addr) (bool, error) {
@@ -46,6 +49,9 @@ func (p *policy) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl
 	p.mu.Lock()
 	p.calls = append(p.calls, fmt.Sprint(name, addrs, ttl))
 	err, delay := p.err, p.delay
+	if p.full {
+		err = ErrNoCapacity
+	}
 	if p.busy == nil {
 		p.busy = make(map[string]int)
 	}
@@ -65,9 +71,14 @@ func (p *policy) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl
 	}
 }
 
-func (p *policy) Forget(_ context.Context, name string, addr netip.Addr) error {
+func (p *policy) Forget(ctx context.Context, name string, addr netip.Addr) error {
+	if p.slow {
+		<-ctx.Done()
+		return ctx.Err()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.full = false
 	p.calls = append(p.calls, fmt.Sprint("forget ", name, addr))
 	return nil
 }
@@ -495,21 +506,88 @@ func TestNamesThatNoPolicySelectsAreNotLearned(t *testing.T) {
 	}
 }
 
-func TestEvictedAddressesAreForgotten(t *testing.T) {
-	b := newBench(t, func(o *Options) { o.Table = names.New(names.Limits{Names: 100, Addresses: 4}, time.Now()) })
+// filled returns an exchange whose table the client has filled with four addresses, and a pod of another tenant.
+func filled(t *testing.T) (b *bench, quiet Connection) {
+	t.Helper()
+	b = newBench(t, func(o *Options) { o.Table = names.New(names.Limits{Names: 100, Addresses: 4}, time.Now()) })
 	for i := range uint16(4) {
 		b.ask(t, client, i, "www.example.com.")
 		b.settled(t, client, answer(t, i, "www.example.com.", fmt.Sprintf("192.0.2.%d", i)))
 	}
-	quiet := client
-	quiet.Asker = names.Asker{Endpoint: 8, Tenant: "namespace other"}
 	b.policy.take()
+	quiet = client
+	quiet.Asker = names.Asker{Endpoint: 8, Tenant: "namespace other"}
 	b.ask(t, quiet, 1, "a.example.net.")
-	b.settled(t, quiet, answer(t, 1, "a.example.net.", "192.0.2.77"))
-	if calls := b.policy.take(); len(calls) != 2 || calls[0] != "forget www.example.com.192.0.2.0" ||
-		calls[1] != "a.example.net.[192.0.2.77] 1m40s" {
-		t.Errorf("%q", calls)
+	return b, quiet
+}
+
+// runs runs the exchange until it has nothing to do.
+func (b *bench) runs(t *testing.T) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go func() { _ = b.Run(ctx) }()
+	synctest.Wait()
+}
+
+func TestEvictedAddressesAreForgotten(t *testing.T) {
+	for what, c := range map[string]struct {
+		change func(b *bench)
+		before string // call before Run
+		after  string
+	}{
+		"after the answer": {
+			func(*bench) {}, "a.example.net.[192.0.2.77] 1m40s", "forget www.example.com.192.0.2.0",
+		},
+		"though the answer is not held": {
+			func(b *bench) { b.pods[8].held = MaxHeld }, "", "forget www.example.com.192.0.2.0",
+		},
+		"before the answer, for its capacity": {
+			func(b *bench) { b.policy.full = true }, "a.example.net.[192.0.2.77] 1m40s " +
+				"forget www.example.com.192.0.2.0 a.example.net.[192.0.2.77] 1m40s", "",
+		},
+		"but not if they are learned again": {
+			func(b *bench) {
+				b.policy.err = errors.New("away")
+			}, "a.example.net.[192.0.2.77] 1m40s", "",
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			b, quiet := filled(t)
+			c.change(b)
+			b.settled(t, quiet, answer(t, 1, "a.example.net.", "192.0.2.77"))
+			if got := strings.Join(b.policy.take(), " "); got != c.before {
+				t.Errorf("%s: calls %q, want %q", what, got, c.before)
+			}
+			if b.policy.err != nil {
+				b.policy.err = nil
+				b.o.Table.Delete(func(n string) bool { return n == "a.example.net." }, netip.Addr{}, time.Now())
+				b.ask(t, client, 9, "www.example.com.")
+				b.settled(t, client, answer(t, 9, "www.example.com.", "192.0.2.0"))
+				b.policy.take()
+			}
+			b.runs(t)
+			if got := strings.Join(b.policy.take(), " "); got != c.after || len(b.evicted) != 0 {
+				t.Errorf("%s: then calls %q, want %q; %d wait", what, got, c.after, len(b.evicted))
+			}
+		})
 	}
+}
+
+// TestAnswerDoesNotWaitForEvictions: a pod within its share does not wait for addresses of other pods to be forgotten.
+func TestAnswerDoesNotWaitForEvictions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, quiet := filled(t)
+		b.policy.slow = true
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go func() { _ = b.Run(ctx) }()
+		began := time.Now()
+		b.settled(t, quiet, answer(t, 1, "a.example.net.", "192.0.2.77"))
+		if d := time.Since(began); d != 0 || len(b.policy.take()) != 1 {
+			t.Errorf("released after %s", d)
+		}
+	})
 }
 
 // BenchmarkQueryAndAnswer reads, decides and learns one lookup with a name that is enforced already.

@@ -88,6 +88,14 @@ func (t *Table) Get(text string, now time.Time) (Name, bool) {
 	return Name{}, false
 }
 
+// Has reports whether the table has an address of a name.
+func (t *Table) Has(p Pair) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.names[p.Name]
+	return n != nil && n.has(p.Addr.Unmap())
+}
+
 func (n *name) has(a netip.Addr) bool {
 	_, ok := n.find(a.As16())
 	return ok

@@ -521,7 +521,7 @@ func filled(t *testing.T) (b *bench, quiet Connection) {
 	return b, quiet
 }
 
-// runs runs the exchange until it has nothing to do.
+// runs runs the exchange until it waits.
 func (b *bench) runs(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -328,7 +328,7 @@ func TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted(t *testing.T) {
 	}
 }
 
-// TestNamesThatCouldNotBeWrittenAreBounded: while nothing can be written, names come and go.
+// TestNamesThatCouldNotBeWrittenAreBounded: while nothing can be written, names are learned and expire.
 func TestNamesThatCouldNotBeWrittenAreBounded(t *testing.T) {
 	const size = 100
 	c := newTable(size, size)
@@ -345,7 +345,7 @@ func TestNamesThatCouldNotBeWrittenAreBounded(t *testing.T) {
 		c.after(time.Second)
 	}
 	if n := len(c.changed); n > size {
-		t.Errorf("%d names wait to be written, want at most %d", n, size)
+		t.Errorf("%d names wait to be written, more than %d", n, size)
 	}
 	c.after(time.Hour)
 	c.Expire(c.now)

@@ -199,8 +199,8 @@ func TestSharedTableIsNotClosedByATenantAboveItsShare(t *testing.T) {
 	}
 }
 
-// TestTenantPaysForNoTablesOfOthers: the tenants of all subjects pay for a table. A tenant pays no longer when it has no
-// subject with the table any more, or when the namespace belongs to another tenant.
+// TestTenantPaysForNoTablesOfOthers: the tenants of all subjects pay for a table. A tenant pays no longer when it has
+// no subject with the table any more, or when the namespace belongs to another tenant.
 func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 	now := time.Unix(1_795_000_000, 0)
 	sets := ruleset.New(ruleset.Config{Size: 16, Now: func() time.Time { return now }})

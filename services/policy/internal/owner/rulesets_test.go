@@ -162,8 +162,8 @@ func TestNumbersStayWhileTheDatapathIsAway(t *testing.T) {
 	}
 }
 
-// TestUnstoredNumbersAreNotUsed: after a crash, the number could belong to another set. So neither tables nor proxies get
-// it before it is stored.
+// TestUnstoredNumbersAreNotUsed: after a crash, the number could belong to another set. So neither tables nor proxies
+// get it before it is stored.
 func TestUnstoredNumbersAreNotUsed(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()

@@ -55,7 +55,7 @@ type Registry struct {
 	changes map[policytable.RuleSet]Change
 	// unstored contains the numbers that could not be stored.
 	unstored map[policytable.RuleSet]*numbered
-	// changed is set if users other than those of the last calls have got or lost a number, until Divide reports it.
+	// changed is set when further users have got or lost a number, until Divide reports it.
 	changed bool
 	// expires is the earliest time at which an unused number may become free; zero: none does.
 	expires time.Time

@@ -59,8 +59,9 @@ func TestStoreIsAComponentWithoutRightsOnTheNode(t *testing.T) {
 
 	rules := fmt.Sprint(get[rbacv1.Role](t, all, "Role/sluice-store").Rules,
 		get[rbacv1.ClusterRole](t, all, "ClusterRole/sluice-store").Rules)
+	// It lists pods, to learn on which nodes sluice-status runs.
 	for _, word := range []string{"*", "secrets", "pods", "watch", "delete", "patch"} {
-		if strings.Contains(rules, word) {
+		if strings.Contains(strings.Replace(rules, "{[list] [] [pods] [] []}", "", 1), word) {
 			t.Errorf("the rights of the store contain %s: %s", word, rules)
 		}
 	}

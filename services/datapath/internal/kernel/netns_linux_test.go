@@ -12,6 +12,8 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -590,10 +592,28 @@ func sendRaw(t *testing.T, dev string, frames ...[]byte) {
 		return
 	}
 	defer unix.Close(fd)
-	for _, b := range frames {
+	for i, b := range frames {
+		if i%64 == 63 {
+			servicetest.Eventually(t, "the backlog of packets to shrink", func() bool { return backlog(t) < 256 })
+		}
 		if err := unix.Sendto(fd, b, 0, &unix.SockaddrLinklayer{Ifindex: link.Index}); err != nil {
 			t.Errorf("send a frame: %v", err)
 			return
 		}
 	}
+}
+
+// backlog returns the length of the longest queue of received packets of a CPU (softnet_backlog_len). All namespaces
+// of the machine share the queues. When a queue has 1,000 packets, the kernel also drops the packets of other tests.
+func backlog(t *testing.T) (longest uint64) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/net/softnet_stat")
+	must(t, "read the backlog", err)
+	for line := range strings.Lines(string(b)) {
+		const column = 11
+		n, err := strconv.ParseUint(strings.Fields(line)[column], 16, 32)
+		must(t, "read the backlog", err)
+		longest = max(longest, n)
+	}
+	return longest
 }

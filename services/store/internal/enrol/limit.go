@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+
+	"github.com/sluice-net/sluice/kit/rpc"
 )
 
 // perSource limits the open connections of one source address, or of one /64 of IPv6, so that one machine cannot use up
@@ -23,19 +25,6 @@ func limitPerSource(l net.Listener, most int) *perSource {
 	return &perSource{Listener: l, most: most, open: map[netip.Prefix]int{}}
 }
 
-// source returns the addresses that count as one source.
-func source(a net.Addr) netip.Prefix {
-	at, err := netip.ParseAddrPort(a.String())
-	if err != nil {
-		return netip.Prefix{}
-	}
-	ip, bits := at.Addr().Unmap().WithZone(""), 32
-	if ip.Is6() {
-		bits = 64
-	}
-	return netip.PrefixFrom(ip, bits).Masked()
-}
-
 // Accept implements net.Listener.
 func (l *perSource) Accept() (net.Conn, error) {
 	for {
@@ -43,7 +32,7 @@ func (l *perSource) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		from := source(c.RemoteAddr())
+		from := rpc.SourceOf(c.RemoteAddr())
 		if l.take(from) {
 			return &counted{Conn: c, give: sync.OnceFunc(func() { l.give(from) })}, nil
 		}

@@ -168,9 +168,14 @@ func Surplus[T any](held map[uint32][]T, keep int, idle Idle[T]) []T {
 		has int
 	}
 	total := 0
-	senders := make([]sender, 0, len(held))
 	for _, of := range held {
 		total += len(of)
+	}
+	if total <= keep {
+		return nil
+	}
+	senders := make([]sender, 0, len(held))
+	for _, of := range held {
 		s := sender{has: len(of)}
 		for _, e := range of {
 			if _, ok := idle(e); ok {
@@ -180,9 +185,6 @@ func Surplus[T any](held map[uint32][]T, keep int, idle Idle[T]) []T {
 		if len(s.of) > 0 {
 			senders = append(senders, s)
 		}
-	}
-	if total <= keep {
-		return nil
 	}
 	for _, s := range senders {
 		slices.SortFunc(s.of, func(a, b T) int {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/hubble/internal/server/reader"
 )
@@ -58,7 +59,7 @@ func (s *conns) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &conn{Conn: raw, all: s, source: sourceOf(raw.RemoteAddr())}
+	c := &conn{Conn: raw, all: s, source: rpc.SourceOf(raw.RemoteAddr())}
 	if oldest := s.begin(c); oldest != nil {
 		oldest.Close() //nolint:errcheck,gosec // nothing was sent
 	}
@@ -83,20 +84,6 @@ func (s *conns) begin(c *conn) (oldest *conn) {
 		}
 	}
 	return oldest
-}
-
-// sourceOf returns the network of a client: an IPv4 address, or the 64 bits of an IPv6 address that its owner cannot
-// choose.
-func sourceOf(a net.Addr) netip.Prefix {
-	at, err := netip.ParseAddrPort(a.String())
-	if err != nil { // every address of a TCP connection can be parsed
-		return netip.Prefix{}
-	}
-	ip, bits := at.Addr().Unmap(), 64
-	if ip.Is4() {
-		bits = 32
-	}
-	return netip.PrefixFrom(ip.WithZone(""), bits).Masked()
 }
 
 // Close closes the connection, which then counts no more.

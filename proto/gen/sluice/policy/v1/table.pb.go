@@ -1873,9 +1873,14 @@ type TableRule struct {
 	// Tier; never unspecified.
 	Tier Tier `protobuf:"varint,2,opt,name=tier,proto3,enum=sluice.policy.v1.Tier" json:"tier,omitempty"`
 	// Proxy of a redirect; else unspecified.
-	Proxy         v1.Proxy `protobuf:"varint,3,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Proxy v1.Proxy `protobuf:"varint,3,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
+	// Number of the set of layer 7 rules by which the proxy of a redirect evaluates the connections, as in WatchRuleSets.
+	// 0: the packets of a redirect must be dropped.
+	RuleSet uint32 `protobuf:"varint,4,opt,name=rule_set,json=ruleSet,proto3" json:"rule_set,omitempty"`
+	// The packets of a redirect pass while the proxy does not run.
+	PassesWithoutProxy bool `protobuf:"varint,5,opt,name=passes_without_proxy,json=passesWithoutProxy,proto3" json:"passes_without_proxy,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *TableRule) Reset() {
@@ -1927,6 +1932,20 @@ func (x *TableRule) GetProxy() v1.Proxy {
 		return x.Proxy
 	}
 	return v1.Proxy(0)
+}
+
+func (x *TableRule) GetRuleSet() uint32 {
+	if x != nil {
+		return x.RuleSet
+	}
+	return 0
+}
+
+func (x *TableRule) GetPassesWithoutProxy() bool {
+	if x != nil {
+		return x.PassesWithoutProxy
+	}
+	return false
 }
 
 // PeerClass contains the rules for the peers of a class.
@@ -3006,11 +3025,13 @@ const file_sluice_policy_v1_table_proto_rawDesc = "" +
 	"\n" +
 	"ScopeClass\x121\n" +
 	"\x05scope\x18\x01 \x01(\x0e2\x1b.sluice.policy.v1.PeerScopeR\x05scope\x12\x14\n" +
-	"\x05class\x18\x02 \x01(\rR\x05class\"\x95\x01\n" +
+	"\x05class\x18\x02 \x01(\rR\x05class\"\xed\x01\n" +
 	"\tTableRule\x120\n" +
 	"\x06action\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12*\n" +
 	"\x04tier\x18\x02 \x01(\x0e2\x16.sluice.policy.v1.TierR\x04tier\x12*\n" +
-	"\x05proxy\x18\x03 \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\"@\n" +
+	"\x05proxy\x18\x03 \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\x12$\n" +
+	"\brule_set\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\aruleSet\x120\n" +
+	"\x14passes_without_proxy\x18\x05 \x01(\bR\x12passesWithoutProxy\"@\n" +
 	"\tPeerClass\x123\n" +
 	"\x06ranges\x18\x01 \x03(\v2\x1b.sluice.policy.v1.PortRangeR\x06ranges\"_\n" +
 	"\tPortRange\x12\x14\n" +

@@ -124,7 +124,7 @@ func TestDivideAdmitsTheOldest(t *testing.T) {
 // ask for and however many namespaces they use.
 func TestDivideGuaranteesAFairPart(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
-	for round := range 1000 {
+	for round := range 200 {
 		limit := 1 + r.IntN(5000)
 		s := Settings{}
 		if r.IntN(3) == 0 {

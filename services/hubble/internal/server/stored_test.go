@@ -80,7 +80,7 @@ func randomEvent(r *rand.Rand, number int, at time.Time) *datapathv1.Flow {
 // TestRandomEventsAreFoundAgain: of 10,000 random events of some hours, every one is answered as it was, and filters
 // and times select what a comparison of all events selects. 1,000 are drops, with reason, policy and revision.
 func TestRandomEventsAreFoundAgain(t *testing.T) {
-	const count = 10_000
+	const count = 3_000
 	b := newBench(t, 8<<20)
 	r := rand.New(rand.NewPCG(40, uint64(time.Now().UnixNano()))) //nolint:gosec // a test
 	convert := hubbleflow.Converter{Version: "1"}

@@ -70,10 +70,14 @@ func (n *testNode) outside(t *testing.T) pod.Pod {
 	return world
 }
 
-// address adds addresses to a device of the current namespace and sets the device up.
+// address adds addresses to a device of the current namespace and sets the device up. Its link-local address is valid
+// at once: until then, the kernel asks for no neighbour of a forwarded packet, and drops the packet after three seconds.
 func address(device string, prefixes []netip.Prefix) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {
+		return err
+	}
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+device+"/accept_dad", []byte("0"), 0o644); err != nil {
 		return err
 	}
 	if err := netlink.LinkSetUp(link); err != nil {

@@ -71,8 +71,9 @@ func TestFileOfThousandsOfPolicies(t *testing.T) {
 		}
 		return b.String()
 	}
-	// All files have to be in the first listing: policies of a later one would be the newest, and exceed the share.
-	p := newPlace(t, func(s *directory.Source) { s.Quiet = time.Millisecond })
+	// All files have to be in the first listing: policies of a later one would be the newest, and exceed the share. So
+	// no file may count as being written, which it does for the time in Quiet after its last change.
+	p := newPlace(t, func(s *directory.Source) { s.Quiet = time.Nanosecond })
 	p.ready(map[string]string{
 		"few.yaml": many(900), "large.yaml": strings.ReplaceAll(many(2000), "name: p", "name: q"), "a.yaml": policy("a", 1),
 		"values.yaml": policy("b", 1) + "---\n[" + strings.Repeat("[],", 200_000) + "]\n",

@@ -71,7 +71,7 @@ func (n *testNode) outside(t *testing.T) pod.Pod {
 }
 
 // address adds addresses to a device of the current namespace and sets the device up. Its link-local address is valid
-// at once: until then, the kernel asks for no neighbour of a forwarded packet, and drops the packet after three seconds.
+// at once: before, the kernel asks for no neighbour of a forwarded packet, and drops the packet after three seconds.
 func address(device string, prefixes []netip.Prefix) error {
 	link, err := netlink.LinkByName(device)
 	if err != nil {

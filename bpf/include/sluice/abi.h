@@ -466,6 +466,9 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_RETURNED 0x20000
 /* UDP: the tunnel device receives its packets, because one was large: see from_underlay.c */
 #define SL_CT_BY_DEVICE 0x40000
+/* bits 31..19: its position in the ring; 0: unknown, because an earlier version created it */
+#define SL_CT_RING_SHIFT 19
+#define SL_CT_RING_POSITIONS ((1 << (32 - SL_CT_RING_SHIFT)) - 1)
 
 /* In the upper half of sl_ct.epochs: a CPU is changing the entry. */
 #define SL_EPOCHS_BUSY 0xffffffff
@@ -493,7 +496,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 	SL_BITS("begun-by-lo@0 seen-reply@1 fin-initiator@2 fin-responder@3 reset@4 via-stack@5 " \
 		"proxy@6 hairpin@7 picked-up@8 end-reported@9 by-responder@10 unoriented@11 "     \
 		"established@12 revoked@13 reset-by-responder@14 asks@15 in-ring@16 returned@17 " \
-		"by-device@18")
+		"by-device@18 ring-position@19:13")
 
 /*
  * Value of sl_ct4 and sl_ct6. The map may recycle an element for another connection while a
@@ -811,7 +814,7 @@ struct sl_packet {
 	struct sl_side side; /* result of evaluate() */
 	__u8 in_ring; /* 1: its connection starts in a ring; written by within_budget() */
 	__u8 last_fragment; /* 1: the last fragment of a datagram; written by the parser */
-	__u8 pad3[2];
+	__u16 ring_position; /* with in_ring: see SL_CT_RING_SHIFT */
 	__u64 src_pol; /* policy words of both ends, as evaluate_sides() has read them */
 	__u64 dst_pol;
 	/* key of its connection, for its family */

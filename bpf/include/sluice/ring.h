@@ -16,7 +16,8 @@
  *                    eighth of it. A connection that exceeds this stays in the ring.
  *
  * Therefore connections with forged sources only replace each other, and no client is refused.
- * The entry of a connection in a ring has SL_CT_IN_RING.
+ * The entry of a connection in a ring has SL_CT_IN_RING, and its position: a client may use its
+ * port again while the former connection still has a position.
  */
 
 #include <sluice/count.h>
@@ -31,7 +32,23 @@ static __always_inline bool has_ring(const struct sl_packet *p)
 
 static __always_inline __u32 ring_flag(const struct sl_packet *p)
 {
-	return p->in_ring ? SL_CT_IN_RING : 0;
+	if (!p->in_ring)
+		return 0;
+	return SL_CT_IN_RING | (__u32)p->ring_position << SL_CT_RING_SHIFT;
+}
+
+/* The position as an entry holds it. */
+static __always_inline __u32 position_of(__u32 at)
+{
+	return at % SL_CT_RING_POSITIONS + 1;
+}
+
+/* Whether an entry belongs to the position, and not to a later connection with the same key. */
+static __always_inline bool is_at_position(const struct sl_ct *ct, __u32 at)
+{
+	__u32 flags = READ_ONCE(ct->flags), position = flags >> SL_CT_RING_SHIFT;
+
+	return flags & SL_CT_IN_RING && (!position || position == position_of(at));
 }
 
 /* Whether an entry is skipped because it was used since the last round; seen and skips belong to
@@ -59,12 +76,13 @@ __noinline int enter_ring4(struct sl_packet *p, __u32 at, __u32 skip)
 	if (!p || !ring)
 		return 1;
 	ct = ring->key.proto ? bpf_map_lookup_elem(&sl_ct4, &ring->key) : NULL;
-	if (ct && READ_ONCE(ct->flags) & SL_CT_IN_RING) {
+	if (ct && is_at_position(ct, at)) {
 		if (skip && is_in_use_since(ct, &ring->seen, &ring->skips))
 			return 0;
 		if (!bpf_map_delete_elem(&sl_ct4, &ring->key))
 			count_connection(SL_CT_STAT_DELETED);
 	}
+	p->ring_position = (__u16)position_of(at);
 	ring->key = p->key4;
 	ring->seen = now_seconds();
 	ring->skips = 0;
@@ -79,12 +97,13 @@ __noinline int enter_ring6(struct sl_packet *p, __u32 at, __u32 skip)
 	if (!p || !ring)
 		return 1;
 	ct = ring->key.proto ? bpf_map_lookup_elem(&sl_ct6, &ring->key) : NULL;
-	if (ct && READ_ONCE(ct->flags) & SL_CT_IN_RING) {
+	if (ct && is_at_position(ct, at)) {
 		if (skip && is_in_use_since(ct, &ring->seen, &ring->skips))
 			return 0;
 		if (!bpf_map_delete_elem(&sl_ct6, &ring->key))
 			count_connection(SL_CT_STAT_DELETED);
 	}
+	p->ring_position = (__u16)position_of(at);
 	ring->key = p->key6;
 	ring->seen = now_seconds();
 	ring->skips = 0;
@@ -99,6 +118,7 @@ __noinline int join_ring(struct sl_packet *p)
 	if (!p)
 		return 0;
 	p->in_ring = 1;
+	p->ring_position = 0;
 	other = p->proto != SL_TCP;
 	next = count_at(SL_COUNT_RINGS + 2 * (p->family == 6) + other);
 	if (!next)

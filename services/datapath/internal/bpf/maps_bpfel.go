@@ -418,7 +418,7 @@ type MapsSlPacket struct {
 	Side          MapsSlSide
 	InRing        uint8
 	LastFragment  uint8
-	Pad3          [2]uint8
+	RingPosition  uint16
 	SrcPol        uint64
 	DstPol        uint64
 	Key4          MapsSlCtKey4

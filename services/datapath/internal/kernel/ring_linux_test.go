@@ -79,3 +79,58 @@ func TestKernelSilentSendersReplaceEachOther(t *testing.T) {
 		})
 	}
 }
+
+// TestKernelRingLeavesALaterConnectionOfTheSameEnds: the entry of a connection is removed while the connection has a
+// position in the ring, and the client uses its port again. When the former position is reused, the later connection
+// stays.
+func TestKernelRingLeavesALaterConnectionOfTheSameEnds(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	here, port := netip.AddrPortFrom(f.a.pod.IPv4, 8080), netip.AddrPortFrom(f.a.addr4, 30080)
+	tell(t, f.a.pod.ns, here)
+	n.lead(port, feNode, here)
+	prog := n.k.program(program.FromUplink)
+	header := [14]byte{12: 8}
+	begin := func(src netip.AddrPort) {
+		t.Helper()
+		in := ip4Header{src: src.Addr(), dst: port.Addr(), proto: protoTCP}.with(tcp(src.Port(), port.Port(), flagSYN))
+		_, err := prog.Run(&ebpf.RunOptions{Data: append(header[:], in...)})
+		must(t, "run", err)
+	}
+	client := netip.MustParseAddrPort("198.18.255.1:1000")
+	tuple := conntrack.Tuple{Initiator: client, Responder: here, Protocol: protoTCP}
+	const ring = 131072 / 8
+	others := 0
+	other := func() {
+		t.Helper()
+		begin(netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(others >> 14), byte(others >> 6)}), uint16(2000+others&0x3f)))
+		others++
+	}
+
+	begin(client)
+	conn, there, err := n.k.Connections.Lookup(tuple)
+	if err != nil || !there {
+		t.Fatalf("the first connection: %t, %v", there, err)
+	}
+	if deleted, err := n.k.Connections.Remove(conn); err != nil || deleted != 1 {
+		t.Fatalf("remove the first connection: %d, %v", deleted, err)
+	}
+	for range ring - 2 {
+		other()
+	}
+	begin(client)
+	other() // at the position of the first connection
+	if _, there, err := n.k.Connections.Lookup(tuple); err != nil || !there {
+		t.Errorf("the second connection: %t, %v; it was removed at the position of the first one", there, err)
+	}
+	for range ring - 2 {
+		other()
+	}
+	if _, there, err := n.k.Connections.Lookup(tuple); err != nil || !there {
+		t.Errorf("the second connection before its position is reused: %t, %v", there, err)
+	}
+	other()
+	if _, there, err := n.k.Connections.Lookup(tuple); err != nil || there {
+		t.Errorf("the second connection after its position was reused: %t, %v", there, err)
+	}
+}

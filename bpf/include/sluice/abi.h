@@ -548,14 +548,14 @@ struct sl_ring4 {
 	struct sl_ct_key4 key; /* zero: none */
 	/* last_s of its entry when the ring last passed this position */
 	__u32 seen SL_AS("seconds");
-	__u32 skips; /* how often the ring has spared it */
+	__u32 pad SL_AS("hidden"); /* earlier versions count there */
 };
 _Static_assert(sizeof(struct sl_ring4) == 24, "no padding");
 
 struct sl_ring6 {
 	struct sl_ct_key6 key;
 	__u32 seen SL_AS("seconds");
-	__u32 skips;
+	__u32 pad SL_AS("hidden");
 };
 _Static_assert(sizeof(struct sl_ring6) == 48, "no padding");
 
@@ -567,7 +567,8 @@ _Static_assert(sizeof(struct sl_ring6) == 48, "no padding");
 #define SL_PROVEN4 (SL_MAX_CT4 / 4)
 #define SL_PROVEN6 (SL_MAX_CT6 / 4)
 _Static_assert(!(SL_RING4 & (SL_RING4 - 1)) && !(SL_RING6 & (SL_RING6 - 1)), "powers of two");
-#define SL_RING_SKIPS 4
+/* how many positions a connection without handshake examines */
+#define SL_RING_TRIES 5
 
 /*
  * Value of sl_revoked4 and sl_revoked6: a TCP connection that a policy has terminated and whose

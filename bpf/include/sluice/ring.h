@@ -10,7 +10,8 @@
  *   TCP, not proven  a quarter: a ring of keys. A new connection takes the next position,
  *                    and the entry of the key there is deleted.
  *   UDP, ICMP echo   a quarter, likewise. An entry that was used since the last round of
- *                    the ring is skipped, at most SL_RING_SKIPS times.
+ *                    the ring is skipped. If that holds for SL_RING_TRIES positions, the
+ *                    entry goes that was used least recently.
  *   TCP, proven      half: the responder has continued after the handshake. While more than
  *                    half of this part is in use, the senders of one bucket may have an
  *                    eighth of it. A connection that exceeds this stays in the ring.
@@ -23,6 +24,8 @@
 #include <sluice/count.h>
 #include <sluice/packet.h>
 #include <sluice/transport.h>
+
+#define SL_RING_FREE 0xffffffff
 
 static __always_inline bool has_ring(const struct sl_packet *p)
 {
@@ -51,90 +54,112 @@ static __always_inline bool is_at_position(const struct sl_ct *ct, __u32 at)
 	return flags & SL_CT_IN_RING && (!position || position == position_of(at));
 }
 
-/* Whether an entry is skipped because it was used since the last round; seen and skips belong to
- * its position.
+/* The time for which the entry at a position was not used, in seconds; SL_RING_FREE: there is no
+ * entry, or it was not used since the last round.
  */
-static __always_inline bool is_in_use_since(const struct sl_ct *ct, __u32 *seen, __u32 *skips)
+static __always_inline __u32 idle_at(const struct sl_ct *ct, __u32 at, __u32 *seen)
 {
-	__u32 last = READ_ONCE(ct->last_s);
+	__u32 last, now = now_seconds(), was = *seen;
 
-	if (last == *seen || *skips >= SL_RING_SKIPS)
-		return false;
+	if (!ct || !is_at_position(ct, at))
+		return SL_RING_FREE;
+	last = READ_ONCE(ct->last_s);
 	*seen = last;
-	++*skips;
-	return true;
+	if (last == was)
+		return SL_RING_FREE;
+	/* another CPU may have used it just now */
+	return (__s32)(now - last) > 0 ? now - last : 0;
 }
 
-/* Takes a position for the connection of this run. With skip, returns 0 if the entry there is in
- * use.
- */
-__noinline int enter_ring4(struct sl_packet *p, __u32 at, __u32 skip)
+__noinline __u32 examine4(__u32 at)
+{
+	struct sl_ring4 *ring = bpf_map_lookup_elem(&sl_ring4, &at);
+
+	if (!ring || !ring->key.proto)
+		return SL_RING_FREE;
+	return idle_at(bpf_map_lookup_elem(&sl_ct4, &ring->key), at, &ring->seen);
+}
+
+__noinline __u32 examine6(__u32 at)
+{
+	struct sl_ring6 *ring = bpf_map_lookup_elem(&sl_ring6, &at);
+
+	if (!ring || !ring->key.proto)
+		return SL_RING_FREE;
+	return idle_at(bpf_map_lookup_elem(&sl_ct6, &ring->key), at, &ring->seen);
+}
+
+/* Takes a position for the connection of this run, and deletes the entry that belongs to it. */
+__noinline int enter_ring4(struct sl_packet *p, __u32 at)
 {
 	struct sl_ring4 *ring = bpf_map_lookup_elem(&sl_ring4, &at);
 	struct sl_ct *ct;
 
 	if (!p || !ring)
-		return 1;
+		return 0;
 	ct = ring->key.proto ? bpf_map_lookup_elem(&sl_ct4, &ring->key) : NULL;
-	if (ct && is_at_position(ct, at)) {
-		if (skip && is_in_use_since(ct, &ring->seen, &ring->skips))
-			return 0;
-		if (!bpf_map_delete_elem(&sl_ct4, &ring->key))
-			count_connection(SL_CT_STAT_DELETED);
-	}
+	if (ct && is_at_position(ct, at) && !bpf_map_delete_elem(&sl_ct4, &ring->key))
+		count_connection(SL_CT_STAT_DELETED);
 	p->ring_position = (__u16)position_of(at);
 	ring->key = p->key4;
 	ring->seen = now_seconds();
-	ring->skips = 0;
-	return 1;
+	return 0;
 }
 
-__noinline int enter_ring6(struct sl_packet *p, __u32 at, __u32 skip)
+__noinline int enter_ring6(struct sl_packet *p, __u32 at)
 {
 	struct sl_ring6 *ring = bpf_map_lookup_elem(&sl_ring6, &at);
 	struct sl_ct *ct;
 
 	if (!p || !ring)
-		return 1;
+		return 0;
 	ct = ring->key.proto ? bpf_map_lookup_elem(&sl_ct6, &ring->key) : NULL;
-	if (ct && is_at_position(ct, at)) {
-		if (skip && is_in_use_since(ct, &ring->seen, &ring->skips))
-			return 0;
-		if (!bpf_map_delete_elem(&sl_ct6, &ring->key))
-			count_connection(SL_CT_STAT_DELETED);
-	}
+	if (ct && is_at_position(ct, at) && !bpf_map_delete_elem(&sl_ct6, &ring->key))
+		count_connection(SL_CT_STAT_DELETED);
 	p->ring_position = (__u16)position_of(at);
 	ring->key = p->key6;
 	ring->seen = now_seconds();
-	ring->skips = 0;
-	return 1;
+	return 0;
+}
+
+/* Selects the position for a connection without handshake. */
+static __always_inline __u32 select_position(__u32 *next, __u32 six)
+{
+	__u32 at, best = 0, longest = 0, i, idle;
+
+	for (i = 0; i < SL_RING_TRIES; i++) {
+		at = __sync_fetch_and_add(next, 1);
+		at = six ? SL_RING6 + at % SL_RING6 : SL_RING4 + at % SL_RING4;
+		idle = six ? examine6(at) : examine4(at);
+		if (!i || idle > longest) {
+			best = at;
+			longest = idle;
+		}
+		if (idle == SL_RING_FREE)
+			break;
+	}
+	return best;
 }
 
 /* Assigns a ring position to a new connection. Its key must have been written. */
 __noinline int join_ring(struct sl_packet *p)
 {
-	__u32 other, *next, at, i;
+	__u32 other, six, *next, at;
 
 	if (!p)
 		return 0;
 	p->in_ring = 1;
 	p->ring_position = 0;
 	other = p->proto != SL_TCP;
-	next = count_at(SL_COUNT_RINGS + 2 * (p->family == 6) + other);
+	six = p->family == 6;
+	next = count_at(SL_COUNT_RINGS + 2 * six + other);
 	if (!next)
 		return 0;
-	for (i = 0; i <= SL_RING_SKIPS; i++) {
-		bool skip = other && i < SL_RING_SKIPS;
-
-		at = __sync_fetch_and_add(next, 1);
-		if (p->family == 4) {
-			if (enter_ring4(p, other * SL_RING4 + at % SL_RING4, skip))
-				break;
-		} else if (enter_ring6(p, other * SL_RING6 + at % SL_RING6, skip)) {
-			break;
-		}
-	}
-	return 0;
+	if (other)
+		at = select_position(next, six);
+	else
+		at = __sync_fetch_and_add(next, 1) % (six ? SL_RING6 : SL_RING4);
+	return six ? enter_ring6(p, at) : enter_ring4(p, at);
 }
 
 /* Whether the part for proven connections has capacity for the packet's connection. */

@@ -586,17 +586,17 @@ type MapsSlRevoked struct {
 }
 
 type MapsSlRing4 struct {
-	_     structs.HostLayout
-	Key   MapsSlCtKey4
-	Seen  uint32
-	Skips uint32
+	_    structs.HostLayout
+	Key  MapsSlCtKey4
+	Seen uint32
+	Pad  uint32
 }
 
 type MapsSlRing6 struct {
-	_     structs.HostLayout
-	Key   MapsSlCtKey6
-	Seen  uint32
-	Skips uint32
+	_    structs.HostLayout
+	Key  MapsSlCtKey6
+	Seen uint32
+	Pad  uint32
 }
 
 type MapsSlRule struct {

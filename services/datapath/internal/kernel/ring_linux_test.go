@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 )
@@ -133,4 +134,55 @@ func TestKernelRingLeavesALaterConnectionOfTheSameEnds(t *testing.T) {
 	if _, there, err := n.k.Connections.Lookup(tuple); err != nil || there {
 		t.Errorf("the second connection after its position was reused: %t, %v", there, err)
 	}
+}
+
+// TestKernelRingSparesWhatWasJustUsed: all entries at the next positions of the ring were used since its last round.
+// The one goes that was used least recently, and not one whose answer may be on its way.
+func TestKernelRingSparesWhatWasJustUsed(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	here, port := netip.AddrPortFrom(f.a.pod.IPv4, 8080), netip.AddrPortFrom(f.a.addr4, 30080)
+	n.lead(port, feNode, here)
+	prog := n.k.program(program.FromUplink)
+	header := [14]byte{12: 8}
+	const ring, tries = 131072 / 8, 5
+	client := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 14), byte(i >> 6)}), uint16(2000+i&0x3f))
+	}
+	for i := range ring {
+		src := client(i)
+		in := ip4Header{src: src.Addr(), dst: port.Addr(), proto: protoUDP}.with(udp(src.Port(), port.Port()))
+		_, err := prog.Run(&ebpf.RunOptions{Data: append(header[:], in...)})
+		must(t, "run", err)
+	}
+	// ages[i] is for how many seconds the connection at the i-th position was not used.
+	ages := [tries]uint32{3, 40, 20, 30, 0}
+	for i, age := range ages {
+		key, value := n.entryOf(t, client(i), here)
+		value.LastS -= age + 1
+		if age == 0 {
+			value.LastS += 2 // used again since its position was taken
+		}
+		must(t, "change the time", n.k.Pins.Map(bpf.MapsMapSlCt4).Update(key, value, ebpf.UpdateExist))
+	}
+	late := client(ring)
+	in := ip4Header{src: late.Addr(), dst: port.Addr(), proto: protoUDP}.with(udp(late.Port(), port.Port()))
+	_, err := prog.Run(&ebpf.RunOptions{Data: append(header[:], in...)})
+	must(t, "run", err)
+	for i, age := range ages {
+		tuple := conntrack.Tuple{Initiator: client(i), Responder: here, Protocol: protoUDP}
+		_, there, err := n.k.Connections.Lookup(tuple)
+		if want := age != 40; err != nil || there != want {
+			t.Errorf("connection %d, unused for %d s: exists %t, %v, want %t", i, age, there, err, want)
+		}
+	}
+}
+
+// entryOf returns the entry of a UDP connection of an outside client.
+func (n *serviceNode) entryOf(t *testing.T, from, to netip.AddrPort) (any, *bpf.MapsSlCt) {
+	t.Helper()
+	m, key := n.k.Connections.Map(conntrack.Tuple{Initiator: from, Responder: to, Protocol: protoUDP})
+	var value bpf.MapsSlCt
+	must(t, "read the entry", m.Lookup(key, &value))
+	return key, &value
 }

@@ -8,7 +8,7 @@
 //
 // Without arguments it prints each mistake in the record and each table that differs from it, and exits with 1 if
 // there is one. With -write it writes the tables first. With the ids of findings or attacks it prints these and the
-// commands that run their tests, with the id of a cause its findings.
+// commands that run their tests, with the id of a cause or the number of a round its findings.
 package main
 
 import (

@@ -11,13 +11,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"unicode/utf8"
 )
 
-const (
-	maxCell = 160
-	end     = "<!-- end -->\n"
-)
+const end = "<!-- end -->\n"
 
 // A page is a document whose blocks between "<!-- NAME -->" and "<!-- end -->" come from the record.
 type page struct {
@@ -63,9 +59,9 @@ func (p page) compare(root string, r *record, write bool) ([]string, error) {
 	return append(problems, p.check(r, text)...), nil
 }
 
-// robustness returns the tables of docs/robustness.md: all rounds, and the findings of the latest round.
+// robustness returns the table of docs/robustness.md: all rounds.
 func robustness(r *record) map[string]string {
-	var rounds, latest strings.Builder
+	var rounds strings.Builder
 	rounds.WriteString("| round | dates | what was examined | findings | high | attacks without a finding |\n" +
 		"|---|---|---|---|---|---|\n")
 	for _, o := range r.rounds {
@@ -79,45 +75,11 @@ func robustness(r *record) map[string]string {
 		fmt.Fprintf(&rounds, "| %d | %s | %s: %s | %d | %d | %d |\n",
 			o.number, o.dates, o.title, o.what, len(in), high(in), attacks)
 	}
-	latest.WriteString("| id | severity | finding | cause | commit | test |\n|---|---|---|---|---|---|\n")
-	in := r.of(func(f finding) bool { return f.round == len(r.rounds) })
-	slices.SortStableFunc(in, func(a, b finding) int {
-		return cmp.Compare(slices.Index(severities, a.severity), slices.Index(severities, b.severity))
-	})
-	for _, f := range in {
-		var names []string
-		for _, name := range f.names {
-			names = append(names, "`"+name+"`")
-		}
-		test := cell(names)
-		if f.none != "" {
-			test = "– (" + f.none + ")"
-		}
-		fmt.Fprintf(&latest, "| %s | %s | %s | [%s](causes.md#%s) | %s | %s |\n",
-			f.id, f.severity, f.title, f.cause, anchor(r.titleOf(f.cause)), cell(f.commits), test)
-	}
-	return map[string]string{"rounds": rounds.String(), "latest findings": latest.String()}
+	return map[string]string{"rounds": rounds.String()}
 }
 
-// cell joins texts, as many of them as a cell holds.
-func cell(texts []string) string {
-	if len(texts) == 0 {
-		return "–"
-	}
-	out := texts[0]
-	for i, t := range texts[1:] {
-		more := fmt.Sprintf(" and %d more", len(texts)-i-1)
-		if utf8.RuneCountInString(out+"; "+t) > maxCell-len(more) {
-			return out + more
-		}
-		out += "; " + t
-	}
-	return out
-}
-
-// causes returns the table of docs/causes.md, and the line of figures of each cause.
+// causes returns the table of docs/causes.md.
 func causes(r *record) map[string]string {
-	blocks := map[string]string{}
 	type row struct {
 		cause
 		all, high, latest int
@@ -132,8 +94,6 @@ func causes(r *record) map[string]string {
 			}
 		}
 		rows = append(rows, row{c, len(in), high(in), latest})
-		blocks["found: "+c.id] = fmt.Sprintf("**Found** %s: %d with severity high, %d in the latest round.\n",
-			times(len(in)), high(in), latest)
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return cmp.Or(b.high-a.high, b.all-a.all) })
 	var table strings.Builder
@@ -141,20 +101,7 @@ func causes(r *record) map[string]string {
 	for _, o := range rows {
 		fmt.Fprintf(&table, "| [%s](#%s) | `%s` | %d | %d | %d |\n", o.title, anchor(o.title), o.id, o.all, o.high, o.latest)
 	}
-	blocks["causes"] = table.String()
-	return blocks
-}
-
-func times(n int) string {
-	switch n {
-	case 0:
-		return "never"
-	case 1:
-		return "once"
-	case 2:
-		return "twice"
-	}
-	return fmt.Sprintf("%d times", n)
+	return map[string]string{"causes": table.String()}
 }
 
 var (

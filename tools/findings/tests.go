@@ -98,8 +98,8 @@ func (d *declarations) missing(name string) string {
 	return ""
 }
 
-// show prints the findings and attacks with these ids, with the commands that run their tests. For a cause's id it
-// prints one line for each of its findings.
+// show prints the findings and attacks with these ids, with the commands that run their tests. For the id of a
+// cause or the number of a round it prints one line for each finding.
 func show(w io.Writer, r *record, d *declarations, ids []string) error {
 	for _, id := range ids {
 		var t tests
@@ -114,12 +114,12 @@ func show(w io.Writer, r *record, d *declarations, ids []string) error {
 			a := r.attacks[i]
 			fmt.Fprintf(w, "%s\n%s\n  result  %s\n", a.id, a.attack, a.result)
 			t = a.tests
-		} else if in := r.of(func(f finding) bool { return f.cause == id }); len(in) > 0 {
+		} else if in := r.of(func(f finding) bool { return f.cause == id || strconv.Itoa(f.round) == id }); len(in) > 0 {
 			for _, f := range in {
 				fmt.Fprintf(w, "%s  %-11s  %s\n", f.id, f.severity, f.title)
 			}
 		} else {
-			return fmt.Errorf("no finding, attack or cause is called %s", id)
+			return fmt.Errorf("no finding, attack, cause or round is called %s", id)
 		}
 		for _, name := range t.names {
 			function, _, _ := strings.Cut(name, "/")

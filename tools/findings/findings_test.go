@@ -20,8 +20,8 @@ var tree = map[string]string{
 		"F001|1|high|One pod fills the map|limit|bpf: count each pod|TestMap TestPod/one_pod's_turn",
 		"F002|2|low|One pod fills the log|limit|-|none: by construction",
 		"F003|2|high|One pod fills the disk|limit|kit: bound; kit: say so|TestMap"),
-	attacksFile:          table("id|round|attack|packets|result|tests", "A001|1|A flood|1,000|Dropped|TestPod"),
-	"docs/robustness.md": "# Robustness\n<!-- rounds -->\n<!-- end -->\n",
+	attacksFile:                table("id|round|attack|packets|result|tests", "A001|1|A flood|1,000|Dropped|TestPod"),
+	"docs/reference/rounds.md": "# Rounds\n<!-- rounds -->\n<!-- end -->\n",
 	"docs/causes.md": "# Causes\n<!-- causes -->\n<!-- end -->\n" +
 		"## A shared limit\nExample: F001.\n",
 	"bpf/map_test.go": "package bpf\n\nimport \"testing\"\n\nfunc TestMap(t *testing.T) {}\n",
@@ -74,7 +74,7 @@ func readFile(t *testing.T, elements ...string) string {
 func TestTablesAreThoseOfTheRecord(t *testing.T) {
 	root := write(t, tree)
 	want := []string{
-		`docs/robustness.md: the block "rounds" differs from docs/record (try: scripts/findings -write)`,
+		`docs/reference/rounds.md: the block "rounds" differs from docs/record (try: scripts/findings -write)`,
 		`docs/causes.md: the block "causes" differs from docs/record (try: scripts/findings -write)`,
 	}
 	if got := problemsOf(t, root, false); !slices.Equal(got, want) {
@@ -89,10 +89,10 @@ func TestTablesAreThoseOfTheRecord(t *testing.T) {
 		}
 	}
 
-	robustness := readFile(t, root, "docs/robustness.md")
+	page := readFile(t, root, "docs/reference/rounds.md")
 	line := "| 1 | 2026-11-21 | First: the whole | 1 | 1 | 1 |\n| 2 | 2026-11-22 | Second: the rest | 2 | 1 | 0 |\n" + end
-	if !strings.Contains(robustness, line) {
-		t.Errorf("docs/robustness.md is %q, want in it %q", robustness, line)
+	if !strings.Contains(page, line) {
+		t.Errorf("docs/reference/rounds.md is %q, want in it %q", page, line)
 	}
 	line = "| [A shared limit](#a-shared-limit) | `limit` | 3 | 2 | 2 |\n"
 	if causes := readFile(t, root, "docs/causes.md"); !strings.Contains(causes, line) {
@@ -171,8 +171,8 @@ func TestTablesAreWrittenBeforeTheirTestsExist(t *testing.T) {
 	if got := problemsOf(t, root, true); len(got) != 2 { // of F001 and F003
 		t.Errorf("%q, want the missing test of two findings", got)
 	}
-	if page := readFile(t, root, "docs/robustness.md"); !strings.Contains(page, "Second: the rest") {
-		t.Errorf("docs/robustness.md is %q, want in it the rounds", page)
+	if page := readFile(t, root, "docs/reference/rounds.md"); !strings.Contains(page, "Second: the rest") {
+		t.Errorf("docs/reference/rounds.md is %q, want in it the rounds", page)
 	}
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Findings checks the record of findings and attacks in docs/record, and the tables that docs/robustness.md and
+// Findings checks the record of findings and attacks in docs/record, and the tables that docs/reference/rounds.md and
 // docs/causes.md contain of it:
 //
 //	findings [-root DIR] [-write] [ID…]

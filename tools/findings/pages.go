@@ -23,7 +23,7 @@ type page struct {
 }
 
 var pages = []page{
-	{"docs/robustness.md", robustness, func(*record, string) []string { return nil }},
+	{"docs/reference/rounds.md", rounds, func(*record, string) []string { return nil }},
 	{"docs/causes.md", causes, causeSections},
 }
 
@@ -59,10 +59,10 @@ func (p page) compare(root string, r *record, write bool) ([]string, error) {
 	return append(problems, p.check(r, text)...), nil
 }
 
-// robustness returns the table of docs/robustness.md: all rounds.
-func robustness(r *record) map[string]string {
-	var rounds strings.Builder
-	rounds.WriteString("| round | dates | what was examined | findings | high | attacks without a finding |\n" +
+// rounds returns the table of docs/reference/rounds.md.
+func rounds(r *record) map[string]string {
+	var table strings.Builder
+	table.WriteString("| round | dates | what was examined | findings | high | attacks without a finding |\n" +
 		"|---|---|---|---|---|---|\n")
 	for _, o := range r.rounds {
 		in := r.of(func(f finding) bool { return f.round == o.number })
@@ -72,10 +72,10 @@ func robustness(r *record) map[string]string {
 				attacks++
 			}
 		}
-		fmt.Fprintf(&rounds, "| %d | %s | %s: %s | %d | %d | %d |\n",
+		fmt.Fprintf(&table, "| %d | %s | %s: %s | %d | %d | %d |\n",
 			o.number, o.dates, o.title, o.what, len(in), high(in), attacks)
 	}
-	return map[string]string{"rounds": rounds.String()}
+	return map[string]string{"rounds": table.String()}
 }
 
 // causes returns the table of docs/causes.md.

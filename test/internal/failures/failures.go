@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package failures compares the tables of docs/failures.md with the results that tests expect while they stop a
-// component, and defines the terms that both use.
+// Package failures compares the tables of docs/failures.md and their messages with the results that tests expect while
+// they stop a component, and defines the terms that both use.
 package failures
 
 import (
@@ -22,10 +22,13 @@ import (
 	"github.com/sluice-net/sluice/test/internal/cni"
 )
 
-// Document is the path of the document, from the directory of a test package.
-const Document = "../../docs/failures.md"
+// Document and Messages are the paths of the documents, from the directory of a test package.
+const (
+	Document = "../../docs/failures.md"
+	Messages = "../../docs/reference/failure-messages.md"
+)
 
-var update = flag.Bool("update-failures", false, "rewrite the tables of docs/failures.md")
+var update = flag.Bool("update-failures", false, "rewrite the tables of docs/failures.md and of its messages")
 
 // Row describes the effects of one failure.
 type Row struct {
@@ -37,7 +40,7 @@ type Row struct {
 
 // Tables are the two tables of a test: the effects of failures, and the messages.
 type Tables struct {
-	// Place is the text of the comment in the document above the tables.
+	// Place is the text of the comment in both documents above the table.
 	Place string
 	// Columns are the columns of the first table. Says are the columns of the second table, without the first.
 	Columns, Says []string
@@ -73,24 +76,14 @@ func (s Tables) Want(t testing.TB, row Row, seen []string) bool {
 	return slices.Equal(seen, row.Cells)
 }
 
-// text returns the tables as Markdown.
-func (s Tables) text() string {
+// table returns a table as Markdown.
+func table(columns []string, rows [][]string) string {
 	var b strings.Builder
-	line := func(cells ...string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
-	line(s.Columns...)
-	line(slices.Repeat([]string{"---"}, len(s.Columns))...)
-	for _, r := range s.Rows {
-		line(r.Cells...)
-	}
-	b.WriteString("\n")
-	line(append([]string{s.Columns[0]}, s.Says...)...)
-	line(slices.Repeat([]string{"---"}, 1+len(s.Says))...)
-	for _, r := range s.Rows {
-		cells := []string{r.Cells[0]}
-		for _, parts := range r.Says {
-			cells = append(cells, code(parts))
-		}
-		line(cells...)
+	line := func(cells []string) { fmt.Fprintf(&b, "| %s |\n", strings.Join(cells, " | ")) }
+	line(columns)
+	line(slices.Repeat([]string{"---"}, len(columns)))
+	for _, cells := range rows {
+		line(cells)
 	}
 	return b.String()
 }
@@ -103,11 +96,27 @@ func code(parts []string) string {
 	return "`" + strings.Join(parts, "…`, `") + "…`"
 }
 
-// Compare fails the test if the tables differ from those in the document. With -update-failures it first writes them
-// to the document.
+// Compare fails the test if the tables differ from those in the documents. With -update-failures it first writes them
+// to the documents.
 func (s Tables) Compare(t *testing.T) {
 	t.Helper()
-	content, err := os.ReadFile(Document)
+	var effects, messages [][]string
+	for _, r := range s.Rows {
+		effects = append(effects, r.Cells)
+		says := []string{r.Cells[0]}
+		for _, parts := range r.Says {
+			says = append(says, code(parts))
+		}
+		messages = append(messages, says)
+	}
+	s.compare(t, Document, table(s.Columns, effects))
+	s.compare(t, Messages, table(append([]string{s.Columns[0]}, s.Says...), messages))
+}
+
+// compare fails the test if the table of a document differs from the wanted one.
+func (s Tables) compare(t *testing.T, document, want string) {
+	t.Helper()
+	content, err := os.ReadFile(document) //nolint:gosec // a document of the repository
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,18 +124,17 @@ func (s Tables) Compare(t *testing.T) {
 	before, rest, ok := strings.Cut(string(content), begin)
 	have, after, closed := strings.Cut(rest, end)
 	if !ok || !closed {
-		t.Fatalf("%s has no comment for the tables: %s", Document, s.Place)
+		t.Fatalf("%s has no comment for the table: %s", document, s.Place)
 	}
-	want := s.text()
 	if *update {
-		if err := os.WriteFile(Document, []byte(before+begin+want+end+after), 0o600); err != nil {
+		if err := os.WriteFile(document, []byte(before+begin+want+end+after), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		have = want
 	}
 	if have != want {
-		t.Errorf("the tables differ from the test; `go test -run Document -update-failures` in this directory "+
-			"writes them\ngot\n%s\nwant\n%s", have, want)
+		t.Errorf("the table of %s differs from the test; `go test -run Document -update-failures` in this directory "+
+			"writes it\ngot\n%s\nwant\n%s", document, have, want)
 	}
 }
 

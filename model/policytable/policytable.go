@@ -120,6 +120,8 @@ type Rule struct {
 	// RuleSet is the number of the set of layer 7 rules that the proxy evaluates. A redirect rule with 0 must drop its
 	// packets: a proxy understands 0 as a side that redirects nothing. It is 0 unless Action is Redirect.
 	RuleSet RuleSet
+	// PassesWithoutProxy is set if the packets of a redirect with a RuleSet pass while the proxy does not run.
+	PassesWithoutProxy bool
 }
 
 // RuleSet numbers the sets of layer 7 rules of a node. The same content has the same number as long as a table uses it,

@@ -192,10 +192,15 @@ func defineTableOf(x *policyv1.PolicyTable) (policytable.Step, error) {
 			return nil, policytable.Invalid("rules[%d]: action %d, tier %d, proxy %d",
 				i, r.GetAction(), r.GetTier(), r.GetProxy())
 		}
+		if r.GetRuleSet() > 0xFFFF {
+			return nil, policytable.Invalid("rules[%d]: rule set %d, at most %d", i, r.GetRuleSet(), 0xFFFF)
+		}
 		c.Rules[i] = policytable.Rule{
-			Action: policytable.Action(r.GetAction() - 1), //nolint:gosec // checked
-			Tier:   policytable.Tier(r.GetTier() - 1),     //nolint:gosec // checked
-			Proxy:  policytable.Proxy(r.GetProxy()),       //nolint:gosec // checked
+			Action:             policytable.Action(r.GetAction() - 1), //nolint:gosec // checked
+			Tier:               policytable.Tier(r.GetTier() - 1),     //nolint:gosec // checked
+			Proxy:              policytable.Proxy(r.GetProxy()),       //nolint:gosec // checked
+			RuleSet:            policytable.RuleSet(r.GetRuleSet()),   //nolint:gosec // checked
+			PassesWithoutProxy: r.GetPassesWithoutProxy(),
 		}
 	}
 	if c.Classes, err = peerClassesOf(x.GetClasses()); err != nil {

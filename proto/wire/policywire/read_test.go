@@ -54,7 +54,10 @@ func wholeMessage() *response {
 		{Step: &policyv1.Step_DefineTable{DefineTable: &policyv1.PolicyTable{
 			Table: 9, StructureHash: hash, DefaultAllow: true, HostAllow: true, HasAddresses: true,
 			DefaultClasses: kinds, AddressClasses: scopes(),
-			Rules: []*policyv1.TableRule{{Action: 3, Tier: policyv1.Tier_TIER_NORMAL, Proxy: 2}}, Classes: classes,
+			Rules: []*policyv1.TableRule{
+				{Action: 3, Tier: policyv1.Tier_TIER_NORMAL, Proxy: 2},
+				{Action: 2, Tier: policyv1.Tier_TIER_NORMAL, Proxy: 1, RuleSet: 65535, PassesWithoutProxy: true},
+			}, Classes: classes,
 			Peers: []*policyv1.PeerRow{{IdentityClass: 5}}, Prefixes: []*policyv1.PrefixClasses{prefix},
 		}}},
 		{Step: &policyv1.Step_GrowTable{GrowTable: &policyv1.GrowTable{Table: 9, Classes: classes[:1]}}},
@@ -85,7 +88,10 @@ func wholeSteps() policytable.Message {
 	prefix := netip.MustParsePrefix("10.0.0.0/8")
 	c := policytable.Table{
 		DefaultAllow: true, HostAllow: true, HasAddresses: true,
-		Rules:   []policytable.Rule{{Action: policytable.Allow, Tier: 1, Proxy: 2}},
+		Rules: []policytable.Rule{
+			{Action: policytable.Allow, Tier: 1, Proxy: 2},
+			{Action: policytable.Redirect, Tier: 1, Proxy: 1, RuleSet: 65535, PassesWithoutProxy: true},
+		},
 		Classes: []policytable.Ranges{ranges, {}}, Prefixes: map[netip.Prefix]policytable.PrefixClasses{prefix: byScope},
 		DefaultClasses: [identity.Kinds]policytable.Class{1, 0, 1, 0, 1, 0, 1, 0}, AddressClasses: byScope,
 	}
@@ -166,6 +172,7 @@ func TestMalformedStepsNameTheField(t *testing.T) {
 		},
 		"define_table.address_classes[2]: there is no 0": func(m *response) { tableOf(m).AddressClasses[2] = nil },
 		"define_table.rules[0]":                          func(m *response) { tableOf(m).Rules[0].Action = 0 },
+		"define_table.rules[1]: rule set 65536":          func(m *response) { tableOf(m).Rules[1].RuleSet = 1 << 16 },
 		"define_table.classes[0].ranges[1]": func(m *response) {
 			tableOf(m).Classes[0].Ranges[1].Rest = 1 << 16
 		},

@@ -109,6 +109,7 @@ func Table(x policytable.DefineTable) *policyv1.PolicyTable {
 	rules := make([]policyv1.TableRule, len(t.Rules))
 	for i, r := range t.Rules {
 		rules[i].Action, rules[i].Tier, rules[i].Proxy = Action(r.Action), Tier(r.Tier), Proxy(r.Proxy)
+		rules[i].RuleSet, rules[i].PassesWithoutProxy = uint32(r.RuleSet), r.PassesWithoutProxy
 		out.Rules[i] = &rules[i]
 	}
 	for i, r := range x.Peers {

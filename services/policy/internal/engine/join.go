@@ -189,7 +189,7 @@ func (e *Engine) numberIn(l *live, d layer7.Digest) policytable.RuleSet {
 }
 
 // structure returns the hash by which a subscriber recognises the table in another run: of the program, of its joint
-// rules, and of the numbers of its rule sets.
+// rules, of the numbers of its rule sets, and of what passes without the proxy.
 func (l *live) structure() [32]byte {
 	if len(l.named) == 0 {
 		return l.program.Hash
@@ -204,6 +204,9 @@ func (l *live) structure() [32]byte {
 		}
 		var b []byte
 		b = binary.LittleEndian.AppendUint16(b, uint16(r.RuleSet))
+		if b = append(b, 0); r.PassesWithoutProxy {
+			b[len(b)-1] = 1
+		}
 		for _, m := range l.program.Members(n) {
 			b = binary.LittleEndian.AppendUint16(b, m)
 		}

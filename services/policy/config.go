@@ -31,6 +31,7 @@ type Config struct {
 	Enforcement EnforcementConfig `config:"enforcement"`
 	Limits      LimitsConfig      `config:"limits"`
 	Shares      tenants.Config    `config:"shares"`
+	DNS         DNSConfig         `config:"dns"`
 	Names       NamesConfig       `config:"names"`
 	Subscribers SubscribersConfig `config:"subscribers"`
 }
@@ -75,6 +76,12 @@ type LimitsConfig struct {
 	Manifests config.ByteSize `config:"manifests" help:"total size of their manifests"`
 }
 
+// DNSConfig configures what rules for DNS queries mean.
+type DNSConfig struct {
+	Proxy bool   `config:"proxy" help:"sluice-dns evaluates DNS rules over UDP, and learns addresses from answers"`
+	Away  string `config:"away" help:"DNS queries for restricted names while sluice-dns is unavailable: drop or pass"`
+}
+
 // NamesConfig configures the addresses that were learned for DNS names.
 type NamesConfig struct {
 	Max       int           `config:"max" help:"DNS names that are remembered"`
@@ -96,10 +103,17 @@ func defaults(p instance.Paths) Config {
 		Enforcement: EnforcementConfig{Mode: "default", AllowHost: true},
 		Limits:      LimitsConfig{Policies: 40_000, Manifests: 256 << 20},
 		Shares:      tenants.Defaults(),
+		DNS:         DNSConfig{Away: awayDrop},
 		Names:       NamesConfig{Max: 4096, Addresses: 65_536, Grace: 10 * time.Minute},
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}
 }
+
+// Values of dns.away.
+const (
+	awayDrop = "drop"
+	awayPass = "pass"
+)
 
 var modes = map[string]engine.Enforcement{
 	"default": engine.EnforceDefault, "always": engine.EnforceAlways, "never": engine.EnforceNever,
@@ -142,6 +156,9 @@ func (c *Config) Validate() error {
 	if c.Limits.Manifests < 1 {
 		p.Addf("limits.manifests", "%d is not positive", c.Limits.Manifests)
 	}
+	if a := c.DNS.Away; a != awayDrop && a != awayPass {
+		p.Addf("dns.away", "%q is not drop or pass", a)
+	}
 	between("names.max", c.Names.Max, 1, 1_000_000)
 	between("names.addresses", c.Names.Addresses, 1, 1_000_000)
 	if d := c.Names.Grace; d < 0 || d > 24*time.Hour {
@@ -163,11 +180,13 @@ func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 			Cluster:     c.Cluster.Name,
 			Enforcement: modes[c.Enforcement.Mode],
 			AllowHost:   c.Enforcement.AllowHost,
+
+			PassWithoutDNSProxy: c.DNS.Away == awayPass,
 		},
 		Rules: rule.Options{
 			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,
 			CIDRSelectsNodes: c.Cluster.CIDRSelectsNodes, NodeLabels: c.Cluster.NodeLabels,
-			WithoutDNSProxy: true,
+			WithoutDNSProxy: !c.DNS.Proxy,
 		},
 		MaxPolicies: c.Limits.Policies, MaxManifestBytes: int(c.Limits.Manifests),
 		MaxNames: c.Names.Max, MaxAddresses: c.Names.Addresses, NameGrace: c.Names.Grace,

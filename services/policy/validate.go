@@ -45,6 +45,7 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	config := defaults(instance.Paths{})
 	flags.BoolVar(&config.Cluster.NodeLabels, "cluster-node-labels", config.Cluster.NodeLabels,
 		"the service has the setting cluster.nodeLabels")
+	flags.BoolVar(&config.DNS.Proxy, "dns-proxy", config.DNS.Proxy, "the service has the setting dns.proxy")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}

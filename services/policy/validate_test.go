@@ -136,6 +136,14 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 	if code != 0 || out.String() != `{"problems":[]}`+"\n" {
 		t.Errorf("with cluster.nodeLabels: exit code %d, %s%s", code, out.String(), errOut.String())
 	}
+	out.Reset()
+	names := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
+		"spec: {endpointSelector: {}, egress: [{toPorts: [{ports: [{port: '53', protocol: UDP}], " +
+		"rules: {dns: [{matchName: a.test}]}}]}]}\n"
+	code = validate([]string{"--dns-proxy"}, strings.NewReader(names), &out, &errOut)
+	if code != 0 || out.String() != `{"problems":[]}`+"\n" {
+		t.Errorf("with dns.proxy: exit code %d, %s%s", code, out.String(), errOut.String())
+	}
 	if code := validate([]string{"web.yaml"}, strings.NewReader(""), &out, &errOut); code != 2 || !strings.Contains(errOut.String(), "standard input") {
 		t.Errorf("a file as argument: exit code %d, %s", code, errOut.String())
 	}

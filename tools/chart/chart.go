@@ -224,7 +224,7 @@ func (c *chart) findShared() error {
 	c.shared = map[string][]string{}
 	for name, settings := range c.services {
 		for _, s := range settings {
-			if strings.HasPrefix(s.key, "cluster.") || strings.HasPrefix(s.key, "shares.") {
+			if strings.HasPrefix(s.key, "cluster.") || strings.HasPrefix(s.key, "shares.") || s.key == "dns.proxy" {
 				c.shared[s.key] = append(c.shared[s.key], name)
 			}
 		}

@@ -20,6 +20,7 @@ type Settings struct {
 	Cluster ClusterSettings `config:"cluster"`
 	Limits  LimitSettings   `config:"limits"`
 	Shares  tenants.Config  `config:"shares"`
+	DNS     DNSSettings     `config:"dns"`
 }
 
 // ClusterSettings contains properties of the cluster that manifests do not state.
@@ -34,6 +35,11 @@ type ClusterSettings struct {
 type LimitSettings struct {
 	Policies  int             `config:"policies" help:"policies that are enforced as written; policies beyond a tenant's share isolate the pods that they select"`
 	Manifests config.ByteSize `config:"manifests" help:"total size of their manifests"`
+}
+
+// DNSSettings configures what rules for DNS queries mean.
+type DNSSettings struct {
+	Proxy bool `config:"proxy" help:"sluice-dns evaluates DNS rules over UDP, and learns addresses from answers"`
 }
 
 // DefaultSettings returns the defaults of sluice-policy.
@@ -67,7 +73,7 @@ func (s *Settings) owner(t *tenants.Set, l *slog.Logger) owner.Config {
 		Engine:  engine.Config{Cluster: s.Cluster.Name, Enforcement: engine.EnforceDefault, AllowHost: true},
 		Rules: rule.Options{
 			Cluster: s.Cluster.Name, LocalClusterOnly: s.Cluster.LocalOnly,
-			CIDRSelectsNodes: s.Cluster.CIDRSelectsNodes, NodeLabels: s.Cluster.NodeLabels, WithoutDNSProxy: true,
+			CIDRSelectsNodes: s.Cluster.CIDRSelectsNodes, NodeLabels: s.Cluster.NodeLabels, WithoutDNSProxy: !s.DNS.Proxy,
 		},
 		MaxPolicies: s.Limits.Policies, MaxManifestBytes: int(s.Limits.Manifests),
 		MaxNames: 1, MaxAddresses: 1, // no names are learned in this process

@@ -124,7 +124,7 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		p := printer{w: w, wide: inv.Wide()}
 		p.line(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s%s", from, to,
 			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(verdictWord(r.GetVerdict())), r.GetRevision(),
-			outcome(r.GetVerdict()), peer.NotAskedText(notAsked)))
+			outcome(r, conn.Protocol), peer.NotAskedText(notAsked)))
 		for _, note := range notes {
 			p.line("Note: " + note)
 		}
@@ -136,10 +136,15 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 	})
 }
 
-// outcome returns what the datapath does with redirected packets, as `sluice explain` prints it.
-func outcome(verdict policyv1.Action) string {
-	if verdict != policyv1.Action_ACTION_REDIRECT {
+// outcome returns what the datapath does with redirected packets, as `sluice explain` prints it. There is a proxy only
+// for DNS queries over UDP that pods send.
+func outcome(r *policyv1.ExplainResponse, protocol uint32) string {
+	if r.GetVerdict() != policyv1.Action_ACTION_REDIRECT {
 		return ""
+	}
+	if protocol == uint32(netv1.Protocol_PROTOCOL_UDP) && r.GetEgress().GetProxy() == netv1.Proxy_PROXY_DNS &&
+		r.GetIngress().GetAction() != policyv1.Action_ACTION_REDIRECT {
+		return ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran"
 	}
 	return ", and DROPPED (no-proxy): there is no proxy yet"
 }

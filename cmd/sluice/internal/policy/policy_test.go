@@ -652,6 +652,15 @@ func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
 	if !strings.Contains(out, ": REDIRECTED by policy revision 6, and DROPPED (no-proxy): there is no proxy yet\n") {
 		t.Errorf("policy explain\n%s", out)
 	}
+	for protocol, want := range map[string]string{
+		"udp": ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran ",
+		"tcp": ", and DROPPED (no-proxy): there is no proxy yet ",
+	} {
+		out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "53/"+protocol)
+		if !strings.Contains(strings.Join(strings.Fields(out), " "), ": REDIRECTED by policy revision 6"+want) {
+			t.Errorf("policy explain of DNS over %s\n%s", protocol, out)
+		}
+	}
 }
 
 func TestPolicyExplainShowsBothSidesAndEveryRule(t *testing.T) {
@@ -884,7 +893,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 func TestValidatePassesSettings(t *testing.T) {
 	bin := t.TempDir()
 	const script = "#!/bin/sh\n/bin/cat > /dev/null\n" +
-		"[ \"$*\" = 'validate --namespace= --allow-unknown-fields --cluster-node-labels' ] || exit 2\n" +
+		"[ \"$*\" = 'validate --namespace= --allow-unknown-fields --cluster-node-labels --dns-proxy' ] || exit 2\n" +
 		"echo '{\"problems\":[]}'\n"
 	program := filepath.Join(bin, "sluice-policy")
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // executable
@@ -892,7 +901,7 @@ func TestValidatePassesSettings(t *testing.T) {
 	}
 	t.Setenv("PATH", bin)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
-	args := []string{"policy", "validate", "-f", file, "--cluster-node-labels", "--allow-unknown-fields"}
+	args := []string{"policy", "validate", "-f", file, "--cluster-node-labels", "--dns-proxy", "--allow-unknown-fields"}
 	var out, errOut bytes.Buffer
 	if code := invocation.Run(args, &out, &errOut, Command); code != 0 {
 		t.Errorf("exit code %d\n%s%s", code, out.String(), errOut.String())

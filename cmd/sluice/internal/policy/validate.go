@@ -36,6 +36,7 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		allowUnknown bool
 		skipOthers   bool
 		nodeLabels   bool
+		dnsProxy     bool
 		names        namesCheck
 	)
 	cmd := &cobra.Command{
@@ -44,7 +45,7 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		Long: `Check manifests as the policy service would, without a running service: the command
 executes ` + program + ` from its own directory or from PATH. Every problem is reported
 with file, document and field. The exit code is 1 if there are problems. The check assumes
-the default settings of the service, apart from --cluster-node-labels.
+the default settings of the service, apart from --cluster-node-labels and --dns-proxy.
 
 A warning names each toFQDNs list whose pods no DNS rule of the manifests selects. With
 --against-node, the DNS rules of the accepted policies of this node count, too.`,
@@ -66,6 +67,9 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 			if nodeLabels {
 				flags = append(flags, "--cluster-node-labels")
 			}
+			if dnsProxy {
+				flags = append(flags, "--dns-proxy")
+			}
 			return validate(cmd.Context(), inv, docs, broken, namespace, flags, names)
 		},
 	}
@@ -74,6 +78,7 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input; may be repeated")
 	f.BoolVar(&nodeLabels, "cluster-node-labels", false,
 		"the nodes have the setting cluster.nodeLabels, which the Kubernetes manifests set")
+	f.BoolVar(&dnsProxy, "dns-proxy", false, "the nodes have the setting dns.proxy, so sluice-dns evaluates DNS rules")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
 	f.BoolVar(&names.strict, "strict", false, "fail if no DNS rule selects the pods of a toFQDNs list")
 	f.BoolVar(&names.againstNode, "against-node", false,

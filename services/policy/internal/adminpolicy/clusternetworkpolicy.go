@@ -533,16 +533,25 @@ func (c *converter) resolver(r *rule.Rule, i int) {
 	if c.options.LocalClusterOnly {
 		pods = append(pods, networkpolicy.InCluster(c.options.Cluster))
 	}
-	dns := &rule.Rule{
-		Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,
-		Action: policytable.Allow, Peers: rule.Peers{Selectors: []selector.Selector{selector.New(pods...)}},
-		Ports: []rule.Port{{Name: "dns"}, {Name: "dns-tcp"}},
+	queries := func(protocols ...port.Protocol) *rule.Rule {
+		dns := &rule.Rule{
+			Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,
+			Action: policytable.Allow, Peers: rule.Peers{Selectors: []selector.Selector{selector.New(pods...)}},
+		}
+		dns.Source.Path += ".to[" + strconv.Itoa(i) + "].domainNames"
+		for _, proto := range protocols {
+			dns.Ports = append(dns.Ports, rule.Port{Name: "dns", Protocol: proto}, rule.Port{Name: "dns-tcp", Protocol: proto})
+		}
+		return dns
 	}
-	if !c.options.WithoutDNSProxy {
-		every, _ := dnsname.Parse("*")
-		dns.Action, dns.Proxy = policytable.Redirect, policytable.ProxyDNS
-		dns.Layer7 = &layer7.Rules{DNS: []dnsname.Pattern{every}}
+	if c.options.WithoutDNSProxy {
+		c.spec.Rules = append(c.spec.Rules, queries(0).Seal())
+		return
 	}
-	dns.Source.Path += ".to[" + strconv.Itoa(i) + "].domainNames"
-	c.spec.Rules = append(c.spec.Rules, dns.Seal())
+	every, _ := dnsname.Parse("*")
+	dns := queries(port.UDP)
+	dns.Action, dns.Proxy = policytable.Redirect, policytable.ProxyDNS
+	dns.Layer7 = &layer7.Rules{DNS: []dnsname.Pattern{every}}
+	// The proxy evaluates UDP only.
+	c.spec.Rules = append(c.spec.Rules, dns.Seal(), queries(port.TCP, port.SCTP).Seal())
 }

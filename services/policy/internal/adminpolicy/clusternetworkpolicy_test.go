@@ -10,6 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -35,8 +36,14 @@ func TestDomainNamesAllowAllQueries(t *testing.T) {
 			for _, n := range r.Peers.Names {
 				names = append(names, n.Pattern.String())
 			}
+			udp := slices.ContainsFunc(r.Ports, func(p rule.Port) bool { return p.Names("dns", port.UDP) })
 			switch {
 			case len(r.Peers.Names) > 0:
+			case !without && !udp:
+				// The proxy evaluates UDP only.
+				if r.Action != policytable.Allow || !r.Ports[0].Names("dns", port.TCP) || !r.Ports[1].Names("dns-tcp", port.TCP) {
+					t.Errorf("the rule %s for TCP", r.Content())
+				}
 			case without && (r.Action != policytable.Allow || r.Layer7 != nil),
 				!without && (r.Action != policytable.Redirect || r.Proxy != policytable.ProxyDNS || r.Layer7 == nil ||
 					len(r.Layer7.DNS) != 1 || !r.Layer7.DNS[0].Every()):

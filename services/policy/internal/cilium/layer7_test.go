@@ -5,10 +5,13 @@ package cilium
 
 import (
 	"encoding/json"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -87,6 +90,75 @@ func TestLayer7RulesReachTheRule(t *testing.T) {
 		}
 		if got := rules[0].Layer7.Content(); got != c.want {
 			t.Errorf("%s: content %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+// TestRuleForEveryNameRedirectsUDP: the proxy learns addresses from the answers. It evaluates UDP only, so the other
+// protocols need no proxy. Rules for some names redirect all protocols.
+func TestRuleForEveryNameRedirectsUDP(t *testing.T) {
+	const ports = `{"ports": [{"port": "53", "protocol": "ANY"}, {"port": "dns"}], `
+	rules := func(names string, o rule.Options) string {
+		var out []string
+		for _, r := range policyWith(t, ports+`"rules": {"dns": [`+names+`]}}`).Rules(true, o)[0].Rules {
+			for _, proto := range port.WithPorts {
+				number := slices.ContainsFunc(r.Ports, func(p rule.Port) bool {
+					return p.Name == "" && p.Range.Contains(port.At(proto, 53))
+				})
+				named := slices.ContainsFunc(r.Ports, func(p rule.Port) bool { return p.Name != "" && p.Names("DNS", proto) })
+				if number != named {
+					t.Errorf("%s: %v: port 53 %t, port dns %t", names, proto, number, named)
+				}
+				if number {
+					out = append(out, fmt.Sprint(proto, " ", r.Action, " ", r.Proxy))
+				}
+			}
+		}
+		slices.Sort(out)
+		return strings.Join(out, ", ")
+	}
+	const every, some = `{"matchName": "a.test"}, {"matchPattern": "*"}`, `{"matchPattern": "*.a.test"}`
+	for _, c := range []struct {
+		names string
+		o     rule.Options
+		want  string
+	}{
+		{every, rule.Options{}, "sctp allow none, tcp allow none, udp redirect dns"},
+		{every, rule.Options{WithoutDNSProxy: true}, "sctp allow none, tcp allow none, udp allow none"},
+		{some, rule.Options{}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
+		{some, rule.Options{WithoutDNSProxy: true}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
+	} {
+		if got := strings.ToLower(rules(c.names, c.o)); got != c.want {
+			t.Errorf("%s, %+v: %s, want %s", c.names, c.o, got, c.want)
+		}
+	}
+}
+
+// TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem: with a proxy, DNS rules over UDP and toFQDNs are enforced.
+func TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem(t *testing.T) {
+	const dns = "spec.egress[0].toPorts[0].rules.dns: "
+	for _, c := range []struct{ rule, with, without string }{
+		{
+			`{"ports": [{"port": "53", "protocol": "UDP"}], "rules": {"dns": [{"matchName": "a.test"}]}}`,
+			"", dns + "not supported by Sluice: DNS rules; ",
+		},
+		{
+			`{"ports": [{"port": "53", "protocol": "ANY"}], "rules": {"dns": [{"matchName": "a.test"}]}}`,
+			dns + "not supported by Sluice: DNS rules for TCP and SCTP; ", dns + "not supported by Sluice: DNS rules; ",
+		},
+		{
+			`{"ports": [{"port": "53"}], "rules": {"dns": [{"matchPattern": "*"}]}}`,
+			"", dns + "allows every name: ",
+		},
+	} {
+		for without, want := range map[bool]string{false: c.with, true: c.without} {
+			got := ""
+			for _, n := range policyWith(t, c.rule).Notes(rule.Options{WithoutDNSProxy: without}) {
+				got += n.Path + ": " + n.Text
+			}
+			if !strings.HasPrefix(got, want) || want == "" && got != "" {
+				t.Errorf("%s, without a proxy %t: noted %q, want %q", c.rule, without, got, want)
+			}
 		}
 	}
 }

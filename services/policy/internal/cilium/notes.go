@@ -4,7 +4,9 @@
 package cilium
 
 import (
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -55,7 +57,7 @@ func (r *Rule) notes(path string, o rule.Options, ns *manifest.Notes) {
 		note(len(eg.ToServices) > 0, p+".toServices", services, allowsNothing)
 		note(len(eg.ToGroups) > 0, p+".toGroups", groups, allowsNothing)
 		note(eg.Authentication.asked(), p+".authentication", "mutual authentication", allowsNothing)
-		note(len(eg.ToFQDNs) > 0, p+".toFQDNs", "learning addresses from DNS answers",
+		note(len(eg.ToFQDNs) > 0 && o.WithoutDNSProxy, p+".toFQDNs", "learning addresses from DNS answers",
 			"; the rule allows the addresses that LearnNames was called with")
 		layer7Notes(p, eg.ToPorts, o, ns)
 	}
@@ -79,7 +81,11 @@ func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Not
 		switch {
 		case r.Listener != nil:
 			ns.Unsupported(p+".listener", "proxies of the user%s", isDropped)
-		case r.Rules != nil && len(r.Rules.DNS) > 0 && !forwarded(r, o):
+		case r.hasDNS() && !o.WithoutDNSProxy:
+			if !everyName(r.Rules.DNS) && slices.ContainsFunc(r.Ports, PortProtocol.beyondUDP) {
+				ns.Unsupported(p+".rules.dns", "DNS rules for TCP and SCTP%s", isDropped)
+			}
+		case r.hasDNS() && !forwarded(r, o):
 			ns.Unsupported(p+".rules.dns", "DNS rules%s", isDropped)
 		case r.Rules != nil && len(r.Rules.HTTP) > 0:
 			ns.Unsupported(p+".rules.http", "HTTP rules%s", isDropped)
@@ -96,6 +102,11 @@ func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Not
 			ns.Unsupported(p+".originatingTLS", "TLS origination%s", isDropped)
 		}
 	}
+}
+
+// beyondUDP reports whether the entry includes ports of other protocols than UDP.
+func (p PortProtocol) beyondUDP() bool {
+	return p.Protocol == nil || !strings.EqualFold(*p.Protocol, "UDP")
 }
 
 // asked reports whether the rule requires authentication.

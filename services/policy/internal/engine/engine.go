@@ -55,6 +55,9 @@ type Config struct {
 	Tenant func(namespace string) (shares.Tenant, int)
 	// IdentityClasses is the number of identity classes that tenants divide. 0 means the constant IdentityClasses.
 	IdentityClasses int
+	// PassWithoutDNSProxy lets DNS queries that a rule redirects pass while the DNS proxy does not run. Otherwise only
+	// queries that rules for every name redirect pass then.
+	PassWithoutDNSProxy bool
 	// RuleSets numbers the sets of layer 7 rules; nil: a Registry that is not stored.
 	RuleSets *ruleset.Registry
 	// SplitRows is the number of table rows that tenants divide, for classes that a tenant's selectors split and that

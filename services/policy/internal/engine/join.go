@@ -95,7 +95,10 @@ func (e *Engine) nameSets(l *live) {
 				e.sets.Use(t, set)
 			}
 		}
-		l.table.Rules[i].RuleSet = e.sets.Number(set.Digest())
+		r := &l.table.Rules[i]
+		r.RuleSet = e.sets.Number(set.Digest())
+		r.PassesWithoutProxy = r.RuleSet != 0 && r.Proxy == policytable.ProxyDNS &&
+			(e.config.PassWithoutDNSProxy || set.EveryName())
 	}
 }
 

@@ -4,6 +4,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -255,5 +256,45 @@ func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 	sets.Expire()
 	if got := payers(); len(got) > 0 {
 		t.Errorf("without subjects, after the grace: payers %v", got)
+	}
+}
+
+// TestOnlyQueriesForEveryNamePassWithoutTheProxy: with PassWithoutDNSProxy, all queries do. A table whose rule passes
+// has another structure, so that a datapath replaces the table of a former setting.
+func TestOnlyQueriesForEveryNamePassWithoutTheProxy(t *testing.T) {
+	const subject = identity.MinCluster
+	structures := make(map[[32]byte]bool)
+	for _, c := range []struct {
+		names []string
+		pass  bool
+		want  bool
+	}{
+		{[]string{"a.example"}, false, false},
+		{[]string{"a.example"}, true, true},
+		{[]string{"a.example", "*"}, false, true},
+		{[]string{"*."}, true, true},
+	} {
+		e := New(Config{PassWithoutDNSProxy: c.pass})
+		apply(t, e, Change{
+			AddIdentities: []peer.Identity{labelled(t, subject, "a")}, AddSubjects: []identity.Numeric{subject},
+			UpsertPolicies: []policy.Object{asks(t, "a", "p", "x", c.names...)},
+		})
+		l := e.subjects[subject].bound[policytable.Egress]
+		structures[l.structure()] = true
+		if r := l.table.Rules[0]; r.RuleSet == 0 || r.PassesWithoutProxy != c.want {
+			t.Errorf("%v, pass %t: %+v", c.names, c.pass, r)
+		}
+	}
+	if len(structures) != 4 {
+		t.Errorf("%d structures, want 4", len(structures))
+	}
+	sets := ruleset.New(ruleset.Config{Store: func([]ruleset.Change) error { return errors.ErrUnsupported }})
+	e := New(Config{RuleSets: sets, PassWithoutDNSProxy: true})
+	apply(t, e, Change{
+		AddIdentities: []peer.Identity{labelled(t, subject, "a")}, AddSubjects: []identity.Numeric{subject},
+		UpsertPolicies: []policy.Object{asks(t, "a", "p", "x", "*")},
+	})
+	if r := e.subjects[subject].bound[policytable.Egress].table.Rules[0]; r.RuleSet != 0 || r.PassesWithoutProxy {
+		t.Errorf("a set without a number: %+v, want a rule by which nothing passes", r)
 	}
 }

@@ -245,7 +245,7 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 	for _, f := range All() {
 		counts[f.Support]++
 		t.Run(f.Kind+"."+f.Path, func(t *testing.T) {
-			options := rule.Options{Cluster: "default"}
+			options := rule.Options{Cluster: "default", WithoutDNSProxy: true}
 			text := manifestWith(t, &f, f.example(t))
 			if f.Setting != "" {
 				if without := outcomeOf(text, options); !without.concerns(f.at()) {
@@ -343,7 +343,7 @@ func checkConverted(t *testing.T, f *Field, got outcome, text string) {
 			switch names := len(r.Peers.Names) > 0 && !r.Peers.Any && others == 0; {
 			case r.Action == policytable.Deny && r.Peers.Any && strings.HasPrefix(whole.row.becomes, deniesAll):
 			case r.Action == policytable.Redirect && whole.row.becomes == dropped:
-			case whole.row.becomes == learned && (names || r.Action == policytable.Redirect && r.Proxy == policytable.ProxyDNS):
+			case whole.row.becomes == learned && (names || strings.HasSuffix(r.Source.Path, ".domainNames")):
 			default:
 				t.Errorf("becomes a rule: %s\n%s", r.Content(), text)
 			}

@@ -209,7 +209,7 @@ var ciliumRows = map[string]row{
 	"cilium.EgressRule.toFQDNs": {
 		support: Converted,
 		becomes: learned,
-		about:   "DNS names and patterns.",
+		about:   "DNS names and patterns. With the setting dns.proxy, addresses are learned from DNS answers.",
 		example: "[{matchName: a.example.com}]",
 	},
 	"cilium.EgressRule.toPorts": {
@@ -380,7 +380,8 @@ var ciliumRows = map[string]row{
 	"cilium.EnvoyConfig.name": {required: true, about: "Name of the configuration.", example: "x"},
 	"cilium.L7Rules.http":     {about: "HTTP requests.", example: "[{path: /}]"},
 	"cilium.L7Rules.dns": {
-		about:   "DNS queries. If the only rule is a matchPattern of *, the ports are allowed without a proxy.",
+		about: "DNS queries. If a matchPattern is *, the ports are allowed without a proxy. " +
+			"With the setting dns.proxy, sluice-dns evaluates queries over UDP.",
 		example: "[{matchName: a.example.com}]",
 	},
 	"cilium.L7Rules.dns@ingress": {

@@ -170,6 +170,9 @@ func ordered[E any](list []E, text func(E) string) []E {
 // Digest returns the digest of the content.
 func (s *Set) Digest() Digest { return s.digest }
 
+// EveryName reports whether the set allows every DNS query.
+func (s *Set) EveryName() bool { return s.All || slices.ContainsFunc(s.DNS, dnsname.Pattern.Every) }
+
 // TooLarge reports whether the set has more rules or longer texts than a message can hold. It gets no number then, so
 // its connections are refused.
 func (s *Set) TooLarge() bool { return s.large }

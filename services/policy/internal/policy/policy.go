@@ -162,13 +162,13 @@ func Decode(form Form, o rule.Options) (Object, error) {
 		var p adminpolicy.Policy
 		return decode(form, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate(o) },
-			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(o)}, p.Notes() })
+			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(o)}, p.Notes(o) })
 	default:
 		var p adminpolicy.OldPolicy
 		baseline := strings.HasPrefix(kind, "Baseline")
 		return decode(form, &p, &p.Meta,
 			func() manifest.Problems { return p.Validate(baseline, o) },
-			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(baseline, o)}, p.Notes() })
+			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(baseline, o)}, p.Notes(o) })
 	}
 }
 

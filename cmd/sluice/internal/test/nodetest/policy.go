@@ -284,6 +284,12 @@ func (f *policy) Explain(_ context.Context, r *policyv1.ExplainRequest) (*policy
 	if r.GetTo().GetIdentity() == 999 {
 		return nil, status.Error(codes.NotFound, "identity 999 is not known")
 	}
+	if r.GetPort() == 53 {
+		return &policyv1.ExplainResponse{
+			Verdict: policyv1.Action_ACTION_REDIRECT, Revision: f.Revision,
+			Egress: &policyv1.SideExplanation{Action: policyv1.Action_ACTION_REDIRECT, Proxy: netv1.Proxy_PROXY_DNS},
+		}, nil
+	}
 	if r.GetPort() == 8080 {
 		return &policyv1.ExplainResponse{Verdict: policyv1.Action_ACTION_REDIRECT, Revision: f.Revision}, nil
 	}

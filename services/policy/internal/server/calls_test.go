@@ -172,14 +172,15 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		changes codes.Code
 		tables  codes.Code // for WatchPolicyTables and HoldAddresses
 		sets    codes.Code // for WatchRuleSets
+		names   codes.Code // for LearnNames and ForgetNames
 	}{
-		{"root", 0, codes.OK, codes.OK, codes.OK},
-		{"datapath", 65706, codes.PermissionDenied, codes.OK, codes.PermissionDenied},
-		{"http", 65708, codes.PermissionDenied, codes.PermissionDenied, codes.OK},
-		{"dns", 65710, codes.PermissionDenied, codes.PermissionDenied, codes.OK},
-		{"identity", 65701, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
-		{"itself", 65703, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
-		{"a reader", 65799, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+		{"root", 0, codes.OK, codes.OK, codes.OK, codes.OK},
+		{"datapath", 65706, codes.PermissionDenied, codes.OK, codes.PermissionDenied, codes.PermissionDenied},
+		{"http", 65708, codes.PermissionDenied, codes.PermissionDenied, codes.OK, codes.PermissionDenied},
+		{"dns", 65710, codes.PermissionDenied, codes.PermissionDenied, codes.OK, codes.OK},
+		{"identity", 65701, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+		{"itself", 65703, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
+		{"a reader", 65799, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied, codes.PermissionDenied},
 	} {
 		exe, err := os.Executable()
 		if err != nil {
@@ -211,6 +212,9 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 			}
 			if m == "WatchRuleSets" {
 				want = c.sets
+			}
+			if m == "LearnNames" || m == "ForgetNames" {
+				want = c.names
 			}
 			if got[m] != want {
 				t.Errorf("%s calls %s: %s, want %s", c.name, m, got[m], want)

@@ -70,7 +70,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 }
 
 // Methods returns who may call which method. Root may change policies, the datapath's user may receive the tables to
-// enforce, and the group may read.
+// enforce, sluice-dns may pass on what it learns, and the group may read.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	proxies := rpc.RootAnd(instance.HTTPID, instance.DNSID)
@@ -88,9 +88,9 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_AcceptWithoutFile_FullMethodName: {Access: rpc.Root(), Limit: change},
 		policyv1.PolicyService_WatchPolicyTables_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID), Limit: rpc.Limit{InFlight: 32}},
 		policyv1.PolicyService_WatchRuleSets_FullMethodName:     {Access: proxies, Limit: rpc.Limit{InFlight: 8}},
-		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
+		policyv1.PolicyService_LearnNames_FullMethodName:        {Access: rpc.RootAnd(instance.DNSID), Limit: rpc.Limit{InFlight: 256, Waiting: 1024}},
 		policyv1.PolicyService_HoldAddresses_FullMethodName:     {Access: rpc.RootAnd(instance.DatapathID), Limit: change},
-		policyv1.PolicyService_ForgetNames_FullMethodName:       {Access: rpc.Root(), Limit: change},
+		policyv1.PolicyService_ForgetNames_FullMethodName:       {Access: rpc.RootAnd(instance.DNSID), Limit: change},
 		policyv1.PolicyService_ListNames_FullMethodName:         {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
 		sharesv1.SharesService_ListShares_FullMethodName:        {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
 		policyv1.PolicyService_ListPolicies_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 8, Waiting: 32}},

@@ -169,8 +169,8 @@ type PolicyServiceClient interface {
 	// DEADLINE_EXCEEDED: a subscriber has not acknowledged the addresses yet; they are stored, and the call may be
 	// repeated. UNAVAILABLE: the service is stopping.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of the service, nor the user of
+	// sluice-dns.
 	LearnNames(ctx context.Context, in *LearnNamesRequest, opts ...grpc.CallOption) (*LearnNamesResponse, error)
 	// ListNames streams the learned names, sorted by name, as of one point in time, with the rules that select them. Each
 	// message has one name. It changes nothing. INVALID_ARGUMENT: the pattern is invalid.
@@ -187,7 +187,8 @@ type PolicyServiceClient interface {
 	// FAILED_PRECONDITION: a subscriber has refused a required table, or keeps an earlier state; the
 	// service has removed the names.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of the service, nor the user of
+	// sluice-dns.
 	ForgetNames(ctx context.Context, in *ForgetNamesRequest, opts ...grpc.CallOption) (*ForgetNamesResponse, error)
 	// Explain evaluates a connection on both sides by the compiled tables, and returns every matching rule with its
 	// source location. NOT_FOUND: an identity is not known. UNAVAILABLE: an address is given without an identity, and
@@ -567,8 +568,8 @@ type PolicyServiceServer interface {
 	// DEADLINE_EXCEEDED: a subscriber has not acknowledged the addresses yet; they are stored, and the call may be
 	// repeated. UNAVAILABLE: the service is stopping.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in
-	// socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of the service, nor the user of
+	// sluice-dns.
 	LearnNames(context.Context, *LearnNamesRequest) (*LearnNamesResponse, error)
 	// ListNames streams the learned names, sorted by name, as of one point in time, with the rules that select them. Each
 	// message has one name. It changes nothing. INVALID_ARGUMENT: the pattern is invalid.
@@ -585,7 +586,8 @@ type PolicyServiceServer interface {
 	// FAILED_PRECONDITION: a subscriber has refused a required table, or keeps an earlier state; the
 	// service has removed the names.
 	//
-	// PERMISSION_DENIED: the caller is neither root nor listed in socket.alsoRoot of the service.
+	// PERMISSION_DENIED: the caller is neither root, nor listed in socket.alsoRoot of the service, nor the user of
+	// sluice-dns.
 	ForgetNames(context.Context, *ForgetNamesRequest) (*ForgetNamesResponse, error)
 	// Explain evaluates a connection on both sides by the compiled tables, and returns every matching rule with its
 	// source location. NOT_FOUND: an identity is not known. UNAVAILABLE: an address is given without an identity, and

@@ -93,16 +93,22 @@ var All = []Bound{
 		Shown:  "`policy list` of the node", Tests: []string{"TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers"},
 	},
 	{
-		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "4,096", Divided: ByRoot,
-		Beyond: "names whose addresses have expired are removed; if that is not enough, LearnNames is refused",
-		Shown:  "error of the call",
-		Tests:  []string{"TestNamesWhoseTimeIsOverMakeRoom"},
+		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "16,384", Divided: ByEndpoint,
+		Beyond: "a pod above its guarantee makes space by its own expired names, or LearnNames is refused; " +
+			"a pod below its guarantee takes what ends first from pods above their guarantee",
+		Shown: "error of the call",
+		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom", "TestNamesOfOneTenantKeepOutNoneOfAnother"},
 	},
 	{
-		Name: "addresses of DNS names", Process: "sluice-policy", Setting: "names.addresses", Default: "65,536",
-		Divided: ByRoot,
-		Beyond:  "expired addresses are removed; if that is not enough, LearnNames is refused", Shown: "error of the call",
-		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom"},
+		Name: "addresses of DNS names", Process: "sluice-policy", Setting: "names.addresses", Default: "262,144",
+		Divided: ByEndpoint, Beyond: "as for DNS names", Shown: "error of the call",
+		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom", "TestNamesOfOneTenantKeepOutNoneOfAnother"},
+	},
+	{
+		Name: "addresses of one DNS name", Process: "sluice-policy", Default: "1,024", Divided: ByEndpoint,
+		Beyond: "expired addresses of the name are removed; then a pod with less than its part of the name takes what " +
+			"ends first from pods with more, and LearnNames of other pods is refused",
+		Shown: "error of the call", Tests: []string{"TestOnePodFillsNoName"},
 	},
 	{
 		Name: "split-rows", Process: "sluice-policy", Default: "26,214", Divided: ByTenant,

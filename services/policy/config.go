@@ -104,7 +104,7 @@ func defaults(p instance.Paths) Config {
 		Limits:      LimitsConfig{Policies: 40_000, Manifests: 256 << 20},
 		Shares:      tenants.Defaults(),
 		DNS:         DNSConfig{Away: awayDrop},
-		Names:       NamesConfig{Max: 4096, Addresses: 65_536, Grace: 10 * time.Minute},
+		Names:       NamesConfig{Max: 16_384, Addresses: 262_144, Grace: 10 * time.Minute},
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package names implements the table of learned DNS names and their addresses. It decides which addresses are removed
-// when the table has no capacity. It also removes addresses whose TTL and grace period are over and which no connection
-// uses.
+// Package names implements the table of learned DNS names and their addresses. Pods share its capacity; the table
+// decides which addresses are removed when it has none. It also removes addresses whose TTL and grace period are over and
+// which no connection uses.
 //
 // It changes only the table. The caller applies the results to the engine and to stable storage.
 package names
@@ -14,6 +14,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -49,11 +50,12 @@ type Limits struct {
 
 // Table holds names and their addresses. It must be used by one goroutine.
 type Table struct {
-	limits    Limits
-	names     map[string]map[netip.Addr]time.Time // end of each address's TTL
-	ending    expiryqueue.Queue                   // names, ordered by the time when their first address ends
-	ended     expiryqueue.Queue                   // names, ordered by the time when their last address ends
-	addresses int
+	limits Limits
+	names  map[string]map[netip.Addr]time.Time // end of each address's TTL
+	ending expiryqueue.Queue                   // names, ordered by the time when their first address ends
+	ended  expiryqueue.Queue                   // names, ordered by the time when their last address ends
+	payers map[string]*payers                  // by name
+	shares shares
 	// used is the time of the last reported connection to an address with an expired TTL. asked holds the addresses
 	// that Hold returned last; nil: Hold was never called.
 	used  map[netip.Addr]time.Time
@@ -64,6 +66,7 @@ type Table struct {
 func New(l Limits) *Table {
 	return &Table{
 		limits: l, names: make(map[string]map[netip.Addr]time.Time), used: make(map[netip.Addr]time.Time),
+		payers: make(map[string]*payers), shares: newShares(l.Names, l.Addresses),
 	}
 }
 
@@ -71,95 +74,284 @@ func New(l Limits) *Table {
 func (t *Table) Len() int { return len(t.names) }
 
 // Addresses returns the number of addresses of all names.
-func (t *Table) Addresses() int { return t.addresses }
+func (t *Table) Addresses() int { return t.shares.total[ofAddresses] }
 
-// FreeCapacity frees capacity for addresses of a name. It returns the addresses that are new, and the addresses that it
-// has removed. Even if it returns an error, it may have removed addresses.
-func (t *Table) FreeCapacity(name string, addrs []netip.Addr, now time.Time) (
+// maxPassedOver limits the names that one call visits in its search for expired addresses that it may remove.
+const maxPassedOver = 64
+
+// FreeCapacity frees capacity for addresses of a name, which an asker pays for. It returns the addresses that are new,
+// and the addresses that it has removed. Even if it returns an error, it may have removed addresses.
+func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time.Time) (
 	fresh []netip.Addr, gone []engine.Name, err error,
 ) {
+	t.shares.open(by)
+	f := freeing{Table: t, by: by.Endpoint, seen: make(map[netip.Addr]bool), now: now}
 	known := t.names[name]
-	seen := make(map[netip.Addr]bool)
 	for _, a := range addrs {
 		a = a.Unmap()
-		if _, ok := known[a]; !ok && !seen[a] {
+		if _, ok := known[a]; !ok && !f.seen[a] {
 			fresh = append(fresh, a)
 		}
-		seen[a] = true
+		f.seen[a] = true
 	}
-	// Evict addresses that are kept only for old connections: first those without a known connection, oldest first.
-	evict := func(name string, need int) {
-		var over []netip.Addr
-		known := t.names[name]
-		for a, until := range known {
-			if until.Before(now) && !seen[a] {
-				over = append(over, a)
-			}
+	n := len(fresh)
+	if over := len(known) + n - maxPerName; over > 0 {
+		f.evictExpired(name, over, func(uint32) bool { return true })
+	}
+	if n > 0 {
+		f.freeExpired(ofAddresses, n)
+	}
+	if t.names[name] == nil {
+		f.freeExpired(ofNames, 1)
+	}
+	switch {
+	case t.names[name] == nil && !t.shares.admits(by.Endpoint, ofNames, 1):
+		err = t.exhausted(ofNames, "DNS names")
+	case n > 0 && !t.shares.admits(by.Endpoint, ofAddresses, n):
+		err = t.exhausted(ofAddresses, "addresses of DNS names")
+	case !f.shrink(name, n):
+		err = fmt.Errorf("%s has %d valid addresses, the limit is %d", name, len(t.names[name]), maxPerName)
+	case !f.evict(ofAddresses, n) || t.names[name] == nil && !f.evict(ofNames, 1):
+		err = fmt.Errorf("%d DNS names have %d addresses, and none of them can be removed at present",
+			t.shares.total[ofNames], t.shares.total[ofAddresses])
+	}
+	return fresh, f.gone, err
+}
+
+// exhausted returns the error for an asker that may take no more places.
+func (t *Table) exhausted(bound int, what string) error {
+	if total := t.shares.total[bound]; total < t.shares.max[bound] {
+		return fmt.Errorf("the pod's share of the maximum of %d %s is used up; %d are in use",
+			t.shares.max[bound], what, total)
+	}
+	return fmt.Errorf("the maximum of %d %s is reached", t.shares.max[bound], what)
+}
+
+// freeing is a call of FreeCapacity.
+type freeing struct {
+	*Table
+	by   uint32
+	seen map[netip.Addr]bool // the addresses of the answer, which are not removed for it
+	now  time.Time
+	gone []engine.Name
+}
+
+// spares reports whether the caller may remove expired addresses for which an endpoint pays.
+func (f *freeing) spares(payer uint32) bool { return payer == f.by || payer == unpaid }
+
+// evictExpired removes addresses of a name that are kept only for old connections, and whose payers may is true for:
+// first those without a known connection, oldest first.
+func (f *freeing) evictExpired(name string, need int, may func(payer uint32) bool) {
+	var over []netip.Addr
+	known := f.names[name]
+	for a, until := range known {
+		if until.Before(f.now) && !f.seen[a] && may(f.payers[name].of(a)) {
+			over = append(over, a)
 		}
-		slices.SortFunc(over, func(a, b netip.Addr) int {
-			return cmp.Or(t.used[a].Compare(t.used[b]), known[a].Compare(known[b]), a.Compare(b))
+	}
+	slices.SortFunc(over, func(a, b netip.Addr) int {
+		return cmp.Or(f.used[a].Compare(f.used[b]), known[a].Compare(known[b]), a.Compare(b))
+	})
+	f.remove(name, over[:min(need, len(over))])
+}
+
+func (f *freeing) remove(name string, addrs []netip.Addr) {
+	if len(addrs) > 0 {
+		f.gone = append(f.gone, f.forget(name, addrs))
+	}
+}
+
+// freeExpired removes expired addresses, or names that have only such addresses, until the caller may take n more
+// places.
+func (f *freeing) freeExpired(bound, n int) {
+	full := func() bool { return !f.shares.admits(f.by, bound, n) }
+	if bound == ofAddresses {
+		f.visit(&f.ending, f.endsFirst, full, func(name string) {
+			f.evictExpired(name, max(1, f.shares.total[ofAddresses]+n-f.limits.Addresses), f.spares)
 		})
-		over = over[:max(0, min(need, len(over)))]
-		if len(over) > 0 {
-			gone = append(gone, t.forget(name, over))
+		return
+	}
+	f.visit(&f.ended, f.endsLast, full, func(name string) {
+		if f.spares(f.payers[name].name) {
+			f.remove(name, slices.Collect(maps.Keys(f.names[name])))
 		}
-	}
-	if over := len(known) + len(fresh) - maxPerName; over > 0 {
-		evict(name, over)
-	}
-	if known == nil && len(t.names) >= t.limits.Names {
-		// Remove the name whose last TTL expired first, if there is one.
-		if last, at, ok := t.ended.First(t.endsLast); ok && at.Before(now) {
-			gone = append(gone, t.forget(last, slices.Collect(maps.Keys(t.names[last]))))
-		}
-	}
-	var skipped []string // names from which no address can be removed
-	for t.addresses+len(fresh) > t.limits.Addresses {
-		other, at, ok := t.ending.First(t.endsFirst)
-		if !ok || !at.Before(now) {
+	})
+}
+
+// visit calls free for the names that have expired, first to last, while full returns true.
+func (f *freeing) visit(
+	q *expiryqueue.Queue, when func(string) (time.Time, bool), full func() bool, free func(name string),
+) {
+	var passed []string // names from which nothing was removed
+	for len(passed) < maxPassedOver && full() {
+		name, at, ok := q.First(when)
+		if !ok || !at.Before(f.now) {
 			break
 		}
-		had := t.addresses
-		if evict(other, had+len(fresh)-t.limits.Addresses); t.addresses == had {
-			t.ending.Drop()
-			skipped = append(skipped, other)
+		had := len(f.names[name])
+		if free(name); len(f.names[name]) == had {
+			q.Drop()
+			passed = append(passed, name)
 		}
 	}
-	for _, other := range skipped {
-		t.noteTimes(other)
+	for _, name := range passed {
+		f.noteTimes(name)
 	}
-	known = t.names[name]
-	switch {
-	case known == nil && len(t.names) >= t.limits.Names:
-		err = fmt.Errorf("the maximum of %d DNS names is reached", len(t.names))
-	case len(known)+len(fresh) > maxPerName:
-		err = fmt.Errorf("%s has %d valid addresses, the limit is %d", name, len(known)+len(fresh), maxPerName)
-	case t.addresses+len(fresh) > t.limits.Addresses:
-		err = fmt.Errorf("the maximum of %d addresses of DNS names is reached", t.addresses)
+}
+
+// evictions is the part of a bound that is evicted at a time, so that the search for what ends first is rare.
+const evictions = 1024
+
+// evict removes names or addresses until n more fit: of the endpoints that are furthest above their guarantees, first
+// what ends first. The caller may take n places, so others are above their guarantees if n do not fit.
+func (f *freeing) evict(bound, n int) (fits bool) {
+	for {
+		over := f.shares.total[bound] + n - f.shares.max[bound]
+		if over <= 0 {
+			return true
+		}
+		victim, above := f.shares.furthest(bound)
+		all := f.paidBy(victim, bound)
+		count := min(above, max(over, f.shares.max[bound]/evictions), len(all))
+		if count == 0 {
+			return false
+		}
+		addrs := make(map[string][]netip.Addr)
+		for _, c := range all[:count] {
+			if bound == ofNames {
+				addrs[c.name] = slices.Collect(maps.Keys(f.names[c.name]))
+			} else {
+				addrs[c.name] = append(addrs[c.name], c.addr)
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(addrs)) {
+			f.remove(name, addrs[name])
+		}
 	}
-	return fresh, gone, err
+}
+
+// paidBy returns the names or addresses for which an endpoint pays, ordered by the time when they end.
+func (f *freeing) paidBy(endpoint uint32, bound int) (all []candidate) {
+	for name, addrs := range f.names {
+		p := f.payers[name]
+		if bound == ofNames {
+			if at, ok := f.endsLast(name); ok && p.name == endpoint {
+				all = append(all, candidate{name: name, at: at})
+			}
+			continue
+		}
+		for a, until := range addrs {
+			if p.of(a) == endpoint && !f.seen[a] {
+				all = append(all, candidate{name, a, f.end(a, until)})
+			}
+		}
+	}
+	slices.SortFunc(all, candidate.compare)
+	return all
+}
+
+// candidate is an address or a name that may be evicted.
+type candidate struct {
+	name string
+	addr netip.Addr
+	at   time.Time // when it ends
+}
+
+func (c candidate) compare(o candidate) int {
+	return cmp.Or(c.at.Compare(o.at), strings.Compare(c.name, o.name), c.addr.Compare(o.addr))
+}
+
+// shrink removes valid addresses from a name that is full, if the caller pays for less than its part of the name: the
+// tenants that ask for the name have equal parts, and the pods of each tenant, too. Otherwise one pod could fill a name,
+// so that no other pod learns its addresses. It reports whether n more addresses fit.
+func (f *freeing) shrink(name string, n int) (fits bool) {
+	over := len(f.names[name]) + n - maxPerName
+	if over <= 0 {
+		return true
+	}
+	p := f.payers[name]
+	count := map[uint32]int{f.by: 0}
+	for a := range f.names[name] {
+		count[p.of(a)]++
+	}
+	pods := make(map[string]int)
+	for e := range count {
+		if e != unpaid {
+			pods[f.shares.accounts[e].tenant]++
+		}
+	}
+	part := func(endpoint uint32) int {
+		if endpoint == unpaid {
+			return 0
+		}
+		return maxPerName / (len(pods) * pods[f.shares.accounts[endpoint].tenant])
+	}
+	if count[f.by]+n > part(f.by) {
+		return false
+	}
+	var all []candidate
+	for a, until := range f.names[name] {
+		if !f.seen[a] {
+			all = append(all, candidate{name, a, until})
+		}
+	}
+	slices.SortFunc(all, candidate.compare)
+	var addrs []netip.Addr
+	for _, c := range all {
+		if e := p.of(c.addr); len(addrs) < over && count[e] > part(e) {
+			addrs, count[e] = append(addrs, c.addr), count[e]-1
+		}
+	}
+	if len(addrs) < over {
+		return false
+	}
+	f.remove(name, addrs)
+	return true
 }
 
 // Add stores the addresses of a name for their TTL. Call FreeCapacity before. Add returns the time at which
 // to call Expire, and whether the stored record of the name must be updated.
-func (t *Table) Add(name string, addrs []netip.Addr, ttl time.Duration, now time.Time) (wake time.Time, changed bool) {
+func (t *Table) Add(by Asker, name string, addrs []netip.Addr, ttl time.Duration, now time.Time) (
+	wake time.Time, changed bool,
+) {
+	t.shares.open(by)
 	until := now.Add(min(max(ttl, minTTL), MaxTTL))
 	known := t.names[name]
 	if known == nil {
 		known = make(map[netip.Addr]time.Time)
-		t.names[name] = known
+		t.create(by.Endpoint, name, known)
 	}
-	before := len(known)
+	p := t.payers[name]
 	for _, a := range addrs {
 		a = a.Unmap()
+		if _, ok := known[a]; !ok {
+			t.shares.charge(by.Endpoint, ofAddresses, 1)
+			p.set(a, by.Endpoint)
+		} else if e := p.of(a); e != by.Endpoint && t.shares.above(by.Endpoint, ofAddresses, 1) == 0 {
+			// A pod within its guarantee pays for the addresses that it uses, so that they are not evicted because the
+			// pod that asked first asks for too much.
+			t.shares.charge(e, ofAddresses, -1)
+			t.shares.charge(by.Endpoint, ofAddresses, 1)
+			p.set(a, by.Endpoint)
+		}
 		if until.After(known[a]) {
 			known[a] = until
 			changed = true
 		}
 	}
-	t.addresses += len(known) - before
+	if p.name != by.Endpoint && t.shares.above(by.Endpoint, ofNames, 1) == 0 {
+		t.shares.charge(p.name, ofNames, -1)
+		t.shares.charge(by.Endpoint, ofNames, 1)
+		p.rename(by.Endpoint, known)
+	}
 	t.noteTimes(name)
 	return until.Add(t.grace()), changed
+}
+
+// create adds a name for which an endpoint pays.
+func (t *Table) create(payer uint32, name string, addrs map[netip.Addr]time.Time) {
+	t.names[name], t.payers[name] = addrs, &payers{name: payer}
+	t.shares.charge(payer, ofNames, 1)
 }
 
 // Restore adds a stored record. It returns the addresses of the name, and the time at which to call Expire.
@@ -180,8 +372,8 @@ func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake
 		}
 		learned.Addrs = append(learned.Addrs, addr)
 	}
-	t.names[r.Name] = known
-	t.addresses += len(known)
+	t.create(unpaid, r.Name, known)
+	t.shares.charge(unpaid, ofAddresses, len(known))
 	t.noteTimes(r.Name)
 	if at, ok := t.endsFirst(r.Name); ok {
 		wake = at.Add(t.grace())
@@ -302,12 +494,16 @@ func (t *Table) noteTimes(name string) {
 
 // forget removes addresses of a name.
 func (t *Table) forget(name string, addrs []netip.Addr) engine.Name {
+	p := t.payers[name]
 	for _, a := range addrs {
+		t.shares.charge(p.of(a), ofAddresses, -1)
 		delete(t.names[name], a)
+		delete(p.others, a)
 	}
-	t.addresses -= len(addrs)
 	if len(t.names[name]) == 0 {
+		t.shares.charge(p.name, ofNames, -1)
 		delete(t.names, name)
+		delete(t.payers, name)
 	}
 	return engine.Name{Name: name, Addrs: addrs}
 }

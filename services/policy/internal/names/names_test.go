@@ -43,7 +43,11 @@ func (c *clocked) wakeAt(at time.Time) {
 }
 
 func (c *clocked) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
-	fresh, gone, err := c.FreeCapacity(name, addrs, c.now)
+	return c.learnFor(Asker{}, name, addrs, ttl)
+}
+
+func (c *clocked) learnFor(by Asker, name string, addrs []netip.Addr, ttl time.Duration) error {
+	fresh, gone, err := c.FreeCapacity(by, name, addrs, c.now)
 	c.drop(gone)
 	if err != nil {
 		return err
@@ -51,7 +55,7 @@ func (c *clocked) learn(name string, addrs []netip.Addr, ttl time.Duration) erro
 	for _, a := range fresh {
 		c.told[place{name, a}] = true
 	}
-	wake, _ := c.Add(name, addrs, ttl, c.now)
+	wake, _ := c.Add(by, name, addrs, ttl, c.now)
 	c.wakeAt(wake)
 	return nil
 }
@@ -103,8 +107,8 @@ func TestSweepLooksOnlyAtNamesThatEnd(t *testing.T) {
 		o.now = o.wake
 		o.sweep()
 	}
-	if len(o.names) != 0 || o.addresses != 0 {
-		t.Errorf("%d names with %d addresses are left", len(o.names), o.addresses)
+	if len(o.names) != 0 || o.Addresses() != 0 {
+		t.Errorf("%d names with %d addresses are left", len(o.names), o.Addresses())
 	}
 	// One visit finds the name that ends, one the next name, and one that the name was removed.
 	if most := 3 * names; o.ending.Visits > most {
@@ -318,8 +322,8 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 			t.Fatalf("step %d: %d addresses are left, but no removal was reported for %d others",
 				step, count, len(o.told)-count)
 		}
-		if count != o.addresses || count > 64 {
-			t.Fatalf("step %d: %d addresses, counted as %d, the limit is 64", step, count, o.addresses)
+		if count != o.Addresses() || count > 64 {
+			t.Fatalf("step %d: %d addresses, counted as %d, the limit is 64", step, count, o.Addresses())
 		}
 	}
 }
@@ -375,7 +379,7 @@ func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.now = c.now.Add(2 * time.Minute)
-	_, gone, err := c.FreeCapacity("a.", []netip.Addr{old, next.Next()}, c.now)
+	_, gone, err := c.FreeCapacity(Asker{}, "a.", []netip.Addr{old, next.Next()}, c.now)
 	if err == nil || len(gone) > 0 {
 		t.Errorf("removed %v, %v; the name is full, and no other address has expired", gone, err)
 	}

@@ -173,18 +173,21 @@ func TestNamesWhoseTimeIsOverMakeRoom(t *testing.T) {
 	o, _ := run(t, t.TempDir(), func(cfg *Config) { cfg.Now, cfg.NameGrace, cfg.MaxNames = c.Now, time.Hour, 3 })
 	at := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 	for i := range 3 {
-		if _, err := o.Names().Learn(t.Context(), fmt.Sprintf("n%d.example", i), at, time.Duration(2+i)*time.Minute); err != nil {
+		name, ttl := fmt.Sprintf("n%d.example", i), time.Duration(2+i)*time.Minute
+		if _, err := o.Names().Learn(t.Context(), names.Asker{}, name, at, ttl); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := o.Names().Learn(t.Context(), "n3.example", at, time.Minute); !errors.Is(err, failure.ErrLimit) {
+	_, err := o.Names().Learn(t.Context(), names.Asker{}, "n3.example", at, time.Minute)
+	if !errors.Is(err, failure.ErrLimit) {
 		t.Fatalf("a fourth name: %v", err)
 	}
 	c.add(150 * time.Second) // the first name is in its grace period
-	if _, err := o.Names().Learn(t.Context(), "n3.example", at, time.Hour); err != nil {
+	if _, err := o.Names().Learn(t.Context(), names.Asker{}, "n3.example", at, time.Hour); err != nil {
 		t.Fatalf("a fourth name instead of an expired one: %v", err)
 	}
-	if _, err := o.Names().Learn(t.Context(), "n4.example", at, time.Hour); !errors.Is(err, failure.ErrLimit) {
+	_, err = o.Names().Learn(t.Context(), names.Asker{}, "n4.example", at, time.Hour)
+	if !errors.Is(err, failure.ErrLimit) {
 		t.Errorf("a fifth name, while all others are valid: %v", err)
 	}
 }
@@ -493,7 +496,9 @@ func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	c := &clock{now: time.Now().Add(365 * 24 * time.Hour)}
 	use := func(cfg *Config) { cfg.Now = c.Now }
 	o, stop := run(t, dir, use)
-	if _, err := o.Names().Learn(t.Context(), "a.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
+	at := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	_, err := o.Names().Learn(t.Context(), names.Asker{}, "a.example", at, time.Hour)
+	if err != nil {
 		t.Fatal(err)
 	}
 	stop()

@@ -44,16 +44,18 @@ func newNames(o *Owner, table *names.Table) *Names {
 	}
 }
 
-// Learn stores the addresses of a name. If a table uses the name, Learn returns only after the kernel of every
-// connected enforcing subscriber has the addresses.
-func (n *Names) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) (used bool, err error) {
+// Learn stores the addresses of a name, for which an asker pays. If a table uses the name, Learn returns only after the
+// kernel of every connected enforcing subscriber has the addresses.
+func (n *Names) Learn(
+	ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration,
+) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
 		return false, &failure.FieldError{Field: "name", Err: err}
 	}
 	_, err = n.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
 		n.loop.Rename(opLearn)
-		if err := n.learn(name, addrs, ttl); err != nil {
+		if err := n.learn(by, name, addrs, ttl); err != nil {
 			return stream.Barrier{}, err
 		}
 		if used = n.compiler.engine.Wants(name); !used {
@@ -75,9 +77,9 @@ func (n *Names) ValidateLearn(ctx context.Context, name string) (used bool, err 
 	})
 }
 
-func (n *Names) learn(name string, addrs []netip.Addr, ttl time.Duration) error {
+func (n *Names) learn(by names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error {
 	now := n.now()
-	fresh, gone, err := n.table.FreeCapacity(name, addrs, now)
+	fresh, gone, err := n.table.FreeCapacity(by, name, addrs, now)
 	n.forget(gone)
 	if err != nil {
 		return fmt.Errorf("%w: %w", failure.ErrLimit, err)
@@ -91,7 +93,7 @@ func (n *Names) learn(name string, addrs []netip.Addr, ttl time.Duration) error 
 		}
 		n.publisher.barrier.Address++
 	}
-	wake, changed := n.table.Add(name, addrs, ttl, now)
+	wake, changed := n.table.Add(by, name, addrs, ttl, now)
 	n.alarm.set(wake)
 	if changed {
 		n.storage.save(n.table.Record(name))

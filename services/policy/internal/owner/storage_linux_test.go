@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
+	"github.com/sluice-net/sluice/services/policy/internal/names"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/source"
@@ -89,7 +90,9 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 				t.Errorf("%v: %v, want failure.ErrStorage with the name of the file", errno, err)
 			}
 			// Unsynced records take effect and are written later.
-			if _, err := o.Names().Learn(t.Context(), "n.example", []netip.Addr{netip.MustParseAddr("192.0.2.1")}, time.Hour); err != nil {
+			at := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+			_, err := o.Names().Learn(t.Context(), names.Asker{}, "n.example", at, time.Hour)
+			if err != nil {
 				t.Error(err)
 			}
 			if p := storageProblem(t, o); !strings.Contains(p, record.File) || !strings.Contains(p, "cache.") {

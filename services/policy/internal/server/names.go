@@ -87,3 +87,7 @@ func learnedName(l *names.Used) *policyv1.LearnedName {
 	}
 	return out
 }
+
+func asker(m *policyv1.NameAsker) names.Asker {
+	return names.Asker{Endpoint: m.GetEndpoint(), Tenant: m.GetTenant()}
+}

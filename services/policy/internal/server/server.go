@@ -245,7 +245,7 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 	if req.GetValidateOnly() {
 		used, err = s.Owner.Names().ValidateLearn(ctx, req.GetName())
 	} else {
-		used, err = s.Owner.Names().Learn(ctx, req.GetName(), addrs, req.GetTtl().AsDuration())
+		used, err = s.Owner.Names().Learn(ctx, asker(req.GetAsker()), req.GetName(), addrs, req.GetTtl().AsDuration())
 	}
 	if err != nil {
 		return nil, statusOf(err)

@@ -1858,7 +1858,9 @@ type LearnNamesRequest struct {
 	// Validity of the answer; the service uses at least a minute and at most a week.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
 	// Check the fields and return whether any table uses the name, without storing it. Capacity is not checked.
-	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Pod whose query was answered. Pods share the capacity for names. Unset: the calls without a pod have one share.
+	Asker         *NameAsker `protobuf:"bytes,5,opt,name=asker,proto3" json:"asker,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1921,6 +1923,68 @@ func (x *LearnNamesRequest) GetValidateOnly() bool {
 	return false
 }
 
+func (x *LearnNamesRequest) GetAsker() *NameAsker {
+	if x != nil {
+		return x.Asker
+	}
+	return nil
+}
+
+// NameAsker is a pod that pays for what an answer to its query teaches.
+type NameAsker struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of its endpoint on this node; never 0.
+	Endpoint uint32 `protobuf:"varint,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
+	// Tenant of its namespace, such as "namespace shop", as sluice-datapath and ListShares write it.
+	Tenant        string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NameAsker) Reset() {
+	*x = NameAsker{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NameAsker) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NameAsker) ProtoMessage() {}
+
+func (x *NameAsker) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NameAsker.ProtoReflect.Descriptor instead.
+func (*NameAsker) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *NameAsker) GetEndpoint() uint32 {
+	if x != nil {
+		return x.Endpoint
+	}
+	return 0
+}
+
+func (x *NameAsker) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
 // LearnNamesResponse is the answer of LearnNames.
 type LearnNamesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1932,7 +1996,7 @@ type LearnNamesResponse struct {
 
 func (x *LearnNamesResponse) Reset() {
 	*x = LearnNamesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2008,7 @@ func (x *LearnNamesResponse) String() string {
 func (*LearnNamesResponse) ProtoMessage() {}
 
 func (x *LearnNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[21]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2021,7 @@ func (x *LearnNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnNamesResponse.ProtoReflect.Descriptor instead.
 func (*LearnNamesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{21}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LearnNamesResponse) GetUsed() bool {
@@ -1981,7 +2045,7 @@ type ListNamesRequest struct {
 
 func (x *ListNamesRequest) Reset() {
 	*x = ListNamesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2057,7 @@ func (x *ListNamesRequest) String() string {
 func (*ListNamesRequest) ProtoMessage() {}
 
 func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[22]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2070,7 @@ func (x *ListNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{22}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListNamesRequest) GetPattern() string {
@@ -2034,7 +2098,7 @@ type ListNamesResponse struct {
 
 func (x *ListNamesResponse) Reset() {
 	*x = ListNamesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2046,7 +2110,7 @@ func (x *ListNamesResponse) String() string {
 func (*ListNamesResponse) ProtoMessage() {}
 
 func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[23]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2059,7 +2123,7 @@ func (x *ListNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{23}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListNamesResponse) GetName() *LearnedName {
@@ -2087,7 +2151,7 @@ type LearnedName struct {
 
 func (x *LearnedName) Reset() {
 	*x = LearnedName{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2163,7 @@ func (x *LearnedName) String() string {
 func (*LearnedName) ProtoMessage() {}
 
 func (x *LearnedName) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[24]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2176,7 @@ func (x *LearnedName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedName.ProtoReflect.Descriptor instead.
 func (*LearnedName) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{24}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LearnedName) GetName() string {
@@ -2160,7 +2224,7 @@ type LearnedAddress struct {
 
 func (x *LearnedAddress) Reset() {
 	*x = LearnedAddress{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2236,7 @@ func (x *LearnedAddress) String() string {
 func (*LearnedAddress) ProtoMessage() {}
 
 func (x *LearnedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[25]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2249,7 @@ func (x *LearnedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearnedAddress.ProtoReflect.Descriptor instead.
 func (*LearnedAddress) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{25}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LearnedAddress) GetAddress() string {
@@ -2224,7 +2288,7 @@ type ForgetNamesRequest struct {
 
 func (x *ForgetNamesRequest) Reset() {
 	*x = ForgetNamesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2300,7 @@ func (x *ForgetNamesRequest) String() string {
 func (*ForgetNamesRequest) ProtoMessage() {}
 
 func (x *ForgetNamesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[26]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2313,7 @@ func (x *ForgetNamesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNamesRequest.ProtoReflect.Descriptor instead.
 func (*ForgetNamesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{26}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ForgetNamesRequest) GetPattern() string {
@@ -2286,7 +2350,7 @@ type ForgetNamesResponse struct {
 
 func (x *ForgetNamesResponse) Reset() {
 	*x = ForgetNamesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2362,7 @@ func (x *ForgetNamesResponse) String() string {
 func (*ForgetNamesResponse) ProtoMessage() {}
 
 func (x *ForgetNamesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[27]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2375,7 @@ func (x *ForgetNamesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetNamesResponse.ProtoReflect.Descriptor instead.
 func (*ForgetNamesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{27}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForgetNamesResponse) GetNameCount() uint32 {
@@ -2347,7 +2411,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2423,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[28]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2436,7 @@ func (x *Peer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Peer.ProtoReflect.Descriptor instead.
 func (*Peer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{28}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Peer) GetIdentity() uint32 {
@@ -2414,7 +2478,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2490,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[29]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2503,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{29}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExplainRequest) GetFrom() *Peer {
@@ -2488,7 +2552,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2500,7 +2564,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[30]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2513,7 +2577,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{30}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExplainResponse) GetVerdict() Action {
@@ -2573,7 +2637,7 @@ type SideExplanation struct {
 
 func (x *SideExplanation) Reset() {
 	*x = SideExplanation{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2585,7 +2649,7 @@ func (x *SideExplanation) String() string {
 func (*SideExplanation) ProtoMessage() {}
 
 func (x *SideExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[31]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2598,7 +2662,7 @@ func (x *SideExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideExplanation.ProtoReflect.Descriptor instead.
 func (*SideExplanation) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{31}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SideExplanation) GetSubject() uint32 {
@@ -2692,7 +2756,7 @@ type MatchingRule struct {
 
 func (x *MatchingRule) Reset() {
 	*x = MatchingRule{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +2768,7 @@ func (x *MatchingRule) String() string {
 func (*MatchingRule) ProtoMessage() {}
 
 func (x *MatchingRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +2781,7 @@ func (x *MatchingRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchingRule.ProtoReflect.Descriptor instead.
 func (*MatchingRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MatchingRule) GetNumber() uint32 {
@@ -2779,7 +2843,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2855,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2868,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{33}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DiffRequest) GetManifests() []byte {
@@ -2854,7 +2918,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +2930,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +2943,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{34}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DiffResponse) GetSubject() uint32 {
@@ -2933,7 +2997,7 @@ type DiffPeer struct {
 
 func (x *DiffPeer) Reset() {
 	*x = DiffPeer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2945,7 +3009,7 @@ func (x *DiffPeer) String() string {
 func (*DiffPeer) ProtoMessage() {}
 
 func (x *DiffPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2958,7 +3022,7 @@ func (x *DiffPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPeer.ProtoReflect.Descriptor instead.
 func (*DiffPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{35}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DiffPeer) GetIdentity() uint32 {
@@ -3003,7 +3067,7 @@ type DiffPorts struct {
 
 func (x *DiffPorts) Reset() {
 	*x = DiffPorts{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3079,7 @@ func (x *DiffPorts) String() string {
 func (*DiffPorts) ProtoMessage() {}
 
 func (x *DiffPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3092,7 @@ func (x *DiffPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPorts.ProtoReflect.Descriptor instead.
 func (*DiffPorts) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{36}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DiffPorts) GetFirstProtocol() uint32 {
@@ -3082,7 +3146,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3094,7 +3158,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3107,7 +3171,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{37}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{38}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -3152,7 +3216,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3164,7 +3228,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3177,7 +3241,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{38}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetStatusResponse) GetService() *v13.ServiceStatus {
@@ -3307,7 +3371,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3319,7 +3383,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3332,7 +3396,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{39}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -3402,7 +3466,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3478,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3491,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{40}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *SubscriberStatus) GetName() string {
@@ -3497,7 +3561,7 @@ type HoldAddressesRequest struct {
 
 func (x *HoldAddressesRequest) Reset() {
 	*x = HoldAddressesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3509,7 +3573,7 @@ func (x *HoldAddressesRequest) String() string {
 func (*HoldAddressesRequest) ProtoMessage() {}
 
 func (x *HoldAddressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3522,7 +3586,7 @@ func (x *HoldAddressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldAddressesRequest.ProtoReflect.Descriptor instead.
 func (*HoldAddressesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{41}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *HoldAddressesRequest) GetInUse() []string {
@@ -3543,7 +3607,7 @@ type HoldAddressesResponse struct {
 
 func (x *HoldAddressesResponse) Reset() {
 	*x = HoldAddressesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3555,7 +3619,7 @@ func (x *HoldAddressesResponse) String() string {
 func (*HoldAddressesResponse) ProtoMessage() {}
 
 func (x *HoldAddressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3568,7 +3632,7 @@ func (x *HoldAddressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldAddressesResponse.ProtoReflect.Descriptor instead.
 func (*HoldAddressesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{42}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *HoldAddressesResponse) GetExpiring() []string {
@@ -3591,7 +3655,7 @@ type AcceptWithoutFileRequest struct {
 
 func (x *AcceptWithoutFileRequest) Reset() {
 	*x = AcceptWithoutFileRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3603,7 +3667,7 @@ func (x *AcceptWithoutFileRequest) String() string {
 func (*AcceptWithoutFileRequest) ProtoMessage() {}
 
 func (x *AcceptWithoutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3616,7 +3680,7 @@ func (x *AcceptWithoutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptWithoutFileRequest.ProtoReflect.Descriptor instead.
 func (*AcceptWithoutFileRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{43}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AcceptWithoutFileRequest) GetFile() string {
@@ -3648,7 +3712,7 @@ type AcceptWithoutFileResponse struct {
 
 func (x *AcceptWithoutFileResponse) Reset() {
 	*x = AcceptWithoutFileResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3660,7 +3724,7 @@ func (x *AcceptWithoutFileResponse) String() string {
 func (*AcceptWithoutFileResponse) ProtoMessage() {}
 
 func (x *AcceptWithoutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3673,7 +3737,7 @@ func (x *AcceptWithoutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptWithoutFileResponse.ProtoReflect.Descriptor instead.
 func (*AcceptWithoutFileResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{44}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AcceptWithoutFileResponse) GetFile() string {
@@ -3818,13 +3882,18 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\"\n" +
 	"\fdisconnected\x18\x02 \x03(\tR\fdisconnected\x12\x1c\n" +
 	"\tenforcing\x18\x03 \x03(\tR\tenforcing\x12H\n" +
-	"\x0estore_revision\x18\x04 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"\xba\x01\n" +
+	"\x0estore_revision\x18\x04 \x01(\v2!.sluice.identity.v1.StoreRevisionR\rstoreRevision\"\xed\x01\n" +
 	"\x11LearnNamesRequest\x12\x1e\n" +
 	"\x04name\x18\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xfe\x01R\x04name\x123\n" +
 	"\taddresses\x18\x02 \x03(\tB\x15\xbaH\x12\x92\x01\x0f\b\x01\x10\x80\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12+\n" +
 	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
-	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"(\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\x121\n" +
+	"\x05asker\x18\x05 \x01(\v2\x1b.sluice.policy.v1.NameAskerR\x05asker\"X\n" +
+	"\tNameAsker\x12)\n" +
+	"\bendpoint\x18\x01 \x01(\rB\r\xbaH\n" +
+	"*\b\x10\xff\xff\xff\xff\x0f(\x01R\bendpoint\x12 \n" +
+	"\x06tenant\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06tenant\"(\n" +
 	"\x12LearnNamesResponse\x12\x12\n" +
 	"\x04used\x18\x01 \x01(\bR\x04used\"`\n" +
 	"\x10ListNamesRequest\x12\"\n" +
@@ -4045,7 +4114,7 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 45)
+var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(ErrorReason)(0),                  // 0: sluice.policy.v1.ErrorReason
 	(PolicyNoteKind)(0),               // 1: sluice.policy.v1.PolicyNoteKind
@@ -4072,48 +4141,49 @@ var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(*WaitForRevisionRequest)(nil),    // 22: sluice.policy.v1.WaitForRevisionRequest
 	(*WaitForRevisionResponse)(nil),   // 23: sluice.policy.v1.WaitForRevisionResponse
 	(*LearnNamesRequest)(nil),         // 24: sluice.policy.v1.LearnNamesRequest
-	(*LearnNamesResponse)(nil),        // 25: sluice.policy.v1.LearnNamesResponse
-	(*ListNamesRequest)(nil),          // 26: sluice.policy.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),         // 27: sluice.policy.v1.ListNamesResponse
-	(*LearnedName)(nil),               // 28: sluice.policy.v1.LearnedName
-	(*LearnedAddress)(nil),            // 29: sluice.policy.v1.LearnedAddress
-	(*ForgetNamesRequest)(nil),        // 30: sluice.policy.v1.ForgetNamesRequest
-	(*ForgetNamesResponse)(nil),       // 31: sluice.policy.v1.ForgetNamesResponse
-	(*Peer)(nil),                      // 32: sluice.policy.v1.Peer
-	(*ExplainRequest)(nil),            // 33: sluice.policy.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 34: sluice.policy.v1.ExplainResponse
-	(*SideExplanation)(nil),           // 35: sluice.policy.v1.SideExplanation
-	(*MatchingRule)(nil),              // 36: sluice.policy.v1.MatchingRule
-	(*DiffRequest)(nil),               // 37: sluice.policy.v1.DiffRequest
-	(*DiffResponse)(nil),              // 38: sluice.policy.v1.DiffResponse
-	(*DiffPeer)(nil),                  // 39: sluice.policy.v1.DiffPeer
-	(*DiffPorts)(nil),                 // 40: sluice.policy.v1.DiffPorts
-	(*GetStatusRequest)(nil),          // 41: sluice.policy.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 42: sluice.policy.v1.GetStatusResponse
-	(*SourceStatus)(nil),              // 43: sluice.policy.v1.SourceStatus
-	(*SubscriberStatus)(nil),          // 44: sluice.policy.v1.SubscriberStatus
-	(*HoldAddressesRequest)(nil),      // 45: sluice.policy.v1.HoldAddressesRequest
-	(*HoldAddressesResponse)(nil),     // 46: sluice.policy.v1.HoldAddressesResponse
-	(*AcceptWithoutFileRequest)(nil),  // 47: sluice.policy.v1.AcceptWithoutFileRequest
-	(*AcceptWithoutFileResponse)(nil), // 48: sluice.policy.v1.AcceptWithoutFileResponse
-	(*timestamppb.Timestamp)(nil),     // 49: google.protobuf.Timestamp
-	(*PolicyTable)(nil),               // 50: sluice.policy.v1.PolicyTable
-	(*RuleSources)(nil),               // 51: sluice.policy.v1.RuleSources
-	(*v1.StoreRevision)(nil),          // 52: sluice.identity.v1.StoreRevision
-	(*durationpb.Duration)(nil),       // 53: google.protobuf.Duration
-	(*RuleSource)(nil),                // 54: sluice.policy.v1.RuleSource
-	(*v11.Label)(nil),                 // 55: sluice.workload.v1.Label
-	(v12.Protocol)(0),                 // 56: sluice.net.v1.Protocol
-	(Action)(0),                       // 57: sluice.policy.v1.Action
-	(v12.Proxy)(0),                    // 58: sluice.net.v1.Proxy
-	(v12.DecidedBy)(0),                // 59: sluice.net.v1.DecidedBy
-	(Tier)(0),                         // 60: sluice.policy.v1.Tier
-	(v12.Direction)(0),                // 61: sluice.net.v1.Direction
-	(*v13.ServiceStatus)(nil),         // 62: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 63: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchRuleSetsRequest)(nil),      // 64: sluice.policy.v1.WatchRuleSetsRequest
-	(*WatchPolicyTablesResponse)(nil), // 65: sluice.policy.v1.WatchPolicyTablesResponse
-	(*WatchRuleSetsResponse)(nil),     // 66: sluice.policy.v1.WatchRuleSetsResponse
+	(*NameAsker)(nil),                 // 25: sluice.policy.v1.NameAsker
+	(*LearnNamesResponse)(nil),        // 26: sluice.policy.v1.LearnNamesResponse
+	(*ListNamesRequest)(nil),          // 27: sluice.policy.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),         // 28: sluice.policy.v1.ListNamesResponse
+	(*LearnedName)(nil),               // 29: sluice.policy.v1.LearnedName
+	(*LearnedAddress)(nil),            // 30: sluice.policy.v1.LearnedAddress
+	(*ForgetNamesRequest)(nil),        // 31: sluice.policy.v1.ForgetNamesRequest
+	(*ForgetNamesResponse)(nil),       // 32: sluice.policy.v1.ForgetNamesResponse
+	(*Peer)(nil),                      // 33: sluice.policy.v1.Peer
+	(*ExplainRequest)(nil),            // 34: sluice.policy.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 35: sluice.policy.v1.ExplainResponse
+	(*SideExplanation)(nil),           // 36: sluice.policy.v1.SideExplanation
+	(*MatchingRule)(nil),              // 37: sluice.policy.v1.MatchingRule
+	(*DiffRequest)(nil),               // 38: sluice.policy.v1.DiffRequest
+	(*DiffResponse)(nil),              // 39: sluice.policy.v1.DiffResponse
+	(*DiffPeer)(nil),                  // 40: sluice.policy.v1.DiffPeer
+	(*DiffPorts)(nil),                 // 41: sluice.policy.v1.DiffPorts
+	(*GetStatusRequest)(nil),          // 42: sluice.policy.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 43: sluice.policy.v1.GetStatusResponse
+	(*SourceStatus)(nil),              // 44: sluice.policy.v1.SourceStatus
+	(*SubscriberStatus)(nil),          // 45: sluice.policy.v1.SubscriberStatus
+	(*HoldAddressesRequest)(nil),      // 46: sluice.policy.v1.HoldAddressesRequest
+	(*HoldAddressesResponse)(nil),     // 47: sluice.policy.v1.HoldAddressesResponse
+	(*AcceptWithoutFileRequest)(nil),  // 48: sluice.policy.v1.AcceptWithoutFileRequest
+	(*AcceptWithoutFileResponse)(nil), // 49: sluice.policy.v1.AcceptWithoutFileResponse
+	(*timestamppb.Timestamp)(nil),     // 50: google.protobuf.Timestamp
+	(*PolicyTable)(nil),               // 51: sluice.policy.v1.PolicyTable
+	(*RuleSources)(nil),               // 52: sluice.policy.v1.RuleSources
+	(*v1.StoreRevision)(nil),          // 53: sluice.identity.v1.StoreRevision
+	(*durationpb.Duration)(nil),       // 54: google.protobuf.Duration
+	(*RuleSource)(nil),                // 55: sluice.policy.v1.RuleSource
+	(*v11.Label)(nil),                 // 56: sluice.workload.v1.Label
+	(v12.Protocol)(0),                 // 57: sluice.net.v1.Protocol
+	(Action)(0),                       // 58: sluice.policy.v1.Action
+	(v12.Proxy)(0),                    // 59: sluice.net.v1.Proxy
+	(v12.DecidedBy)(0),                // 60: sluice.net.v1.DecidedBy
+	(Tier)(0),                         // 61: sluice.policy.v1.Tier
+	(v12.Direction)(0),                // 62: sluice.net.v1.Direction
+	(*v13.ServiceStatus)(nil),         // 63: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 64: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchRuleSetsRequest)(nil),      // 65: sluice.policy.v1.WatchRuleSetsRequest
+	(*WatchPolicyTablesResponse)(nil), // 66: sluice.policy.v1.WatchPolicyTablesResponse
+	(*WatchRuleSetsResponse)(nil),     // 67: sluice.policy.v1.WatchRuleSetsResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
@@ -4127,91 +4197,92 @@ var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
 	11, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
 	19, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
 	4,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	49, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	50, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
 	12, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	50, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
-	50, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
-	51, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	51, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	52, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	52, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	53, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	28, // 20: sluice.policy.v1.ListNamesResponse.name:type_name -> sluice.policy.v1.LearnedName
-	29, // 21: sluice.policy.v1.LearnedName.addresses:type_name -> sluice.policy.v1.LearnedAddress
-	54, // 22: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
-	49, // 23: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
-	49, // 24: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
-	55, // 25: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	32, // 26: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	32, // 27: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	56, // 28: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	57, // 29: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	35, // 30: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	35, // 31: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	55, // 32: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
-	55, // 33: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
-	57, // 34: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	58, // 35: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
-	59, // 36: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
-	36, // 37: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	57, // 38: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	60, // 39: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
-	54, // 40: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	4,  // 41: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	55, // 42: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
-	61, // 43: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
-	39, // 44: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	40, // 45: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	55, // 46: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
-	57, // 47: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	57, // 48: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	62, // 49: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	43, // 50: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	44, // 51: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	52, // 52: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	3,  // 53: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
-	52, // 54: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	5,  // 55: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	13, // 56: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	7,  // 57: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	9,  // 58: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	15, // 59: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	17, // 60: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	20, // 61: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	63, // 62: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	64, // 63: sluice.policy.v1.PolicyService.WatchRuleSets:input_type -> sluice.policy.v1.WatchRuleSetsRequest
-	22, // 64: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	24, // 65: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	26, // 66: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
-	30, // 67: sluice.policy.v1.PolicyService.ForgetNames:input_type -> sluice.policy.v1.ForgetNamesRequest
-	33, // 68: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	37, // 69: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	41, // 70: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	45, // 71: sluice.policy.v1.PolicyService.HoldAddresses:input_type -> sluice.policy.v1.HoldAddressesRequest
-	47, // 72: sluice.policy.v1.PolicyService.AcceptWithoutFile:input_type -> sluice.policy.v1.AcceptWithoutFileRequest
-	6,  // 73: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	14, // 74: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	8,  // 75: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	10, // 76: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	16, // 77: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	18, // 78: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	21, // 79: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	65, // 80: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	66, // 81: sluice.policy.v1.PolicyService.WatchRuleSets:output_type -> sluice.policy.v1.WatchRuleSetsResponse
-	23, // 82: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	25, // 83: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	27, // 84: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
-	31, // 85: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
-	34, // 86: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	38, // 87: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	42, // 88: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	46, // 89: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
-	48, // 90: sluice.policy.v1.PolicyService.AcceptWithoutFile:output_type -> sluice.policy.v1.AcceptWithoutFileResponse
-	73, // [73:91] is the sub-list for method output_type
-	55, // [55:73] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	51, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
+	51, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
+	52, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	52, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	53, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	53, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	54, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	25, // 20: sluice.policy.v1.LearnNamesRequest.asker:type_name -> sluice.policy.v1.NameAsker
+	29, // 21: sluice.policy.v1.ListNamesResponse.name:type_name -> sluice.policy.v1.LearnedName
+	30, // 22: sluice.policy.v1.LearnedName.addresses:type_name -> sluice.policy.v1.LearnedAddress
+	55, // 23: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
+	50, // 24: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
+	50, // 25: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
+	56, // 26: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	33, // 27: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	33, // 28: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	57, // 29: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	58, // 30: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	36, // 31: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	36, // 32: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	56, // 33: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
+	56, // 34: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
+	58, // 35: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	59, // 36: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	60, // 37: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	37, // 38: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	58, // 39: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	61, // 40: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
+	55, // 41: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	4,  // 42: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	56, // 43: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
+	62, // 44: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	40, // 45: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	41, // 46: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	56, // 47: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
+	58, // 48: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	58, // 49: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	63, // 50: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	44, // 51: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	45, // 52: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	53, // 53: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	3,  // 54: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
+	53, // 55: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	5,  // 56: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	13, // 57: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	7,  // 58: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	9,  // 59: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	15, // 60: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	17, // 61: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	20, // 62: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	64, // 63: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	65, // 64: sluice.policy.v1.PolicyService.WatchRuleSets:input_type -> sluice.policy.v1.WatchRuleSetsRequest
+	22, // 65: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	24, // 66: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	27, // 67: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
+	31, // 68: sluice.policy.v1.PolicyService.ForgetNames:input_type -> sluice.policy.v1.ForgetNamesRequest
+	34, // 69: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	38, // 70: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	42, // 71: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	46, // 72: sluice.policy.v1.PolicyService.HoldAddresses:input_type -> sluice.policy.v1.HoldAddressesRequest
+	48, // 73: sluice.policy.v1.PolicyService.AcceptWithoutFile:input_type -> sluice.policy.v1.AcceptWithoutFileRequest
+	6,  // 74: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	14, // 75: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	8,  // 76: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	10, // 77: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	16, // 78: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	18, // 79: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	21, // 80: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	66, // 81: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	67, // 82: sluice.policy.v1.PolicyService.WatchRuleSets:output_type -> sluice.policy.v1.WatchRuleSetsResponse
+	23, // 83: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	26, // 84: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	28, // 85: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
+	32, // 86: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
+	35, // 87: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	39, // 88: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	43, // 89: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	47, // 90: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
+	49, // 91: sluice.policy.v1.PolicyService.AcceptWithoutFile:output_type -> sluice.policy.v1.AcceptWithoutFileResponse
+	74, // [74:92] is the sub-list for method output_type
+	56, // [56:74] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }
@@ -4231,7 +4302,7 @@ func file_sluice_policy_v1_policy_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   45,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

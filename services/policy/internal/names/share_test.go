@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package names
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+)
+
+// address returns the address with a number.
+func address(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{20, byte(n >> 16), byte(n >> 8), byte(n)})
+}
+
+// TestNamesOfOneTenantKeepOutNoneOfAnother: the pods of a tenant that learns all it can are refused, and lose what ends
+// first, when a pod of another tenant uses its guarantee. The other tenant loses nothing.
+func TestNamesOfOneTenantKeepOutNoneOfAnother(t *testing.T) {
+	const names, addresses = 64, 256
+	c := newTable(names, addresses)
+	learn := func(by Asker, what string, n int) error {
+		var addrs []netip.Addr
+		for i := range addresses / names {
+			addrs = append(addrs, address(int(by.Endpoint)<<16+n*64+i))
+		}
+		c.now = c.now.Add(time.Second)
+		return c.learnFor(by, fmt.Sprint(what, n, ".example"), addrs, time.Hour)
+	}
+	for n := range 2 * names {
+		by := Asker{uint32(1 + n%4), "greedy"}
+		if err := learn(by, "greedy", n); (err == nil) != (n < names) {
+			t.Fatalf("name %d of one tenant: %v", n, err)
+		}
+	}
+	quiet := Asker{9, "small"}
+	const share = names / 2 / 2
+	for n := range share {
+		if err := learn(quiet, "small", n); err != nil {
+			t.Fatalf("name %d within the guarantee: %v", n, err)
+		}
+	}
+	if err := learn(quiet, "small", share); err == nil {
+		t.Error("the other tenant learned more than its guarantee, although the table is full")
+	}
+	if c.Len() != names || c.Addresses() != addresses {
+		t.Errorf("%d names with %d addresses, want %d and %d", c.Len(), c.Addresses(), names, addresses)
+	}
+	for n := range names {
+		a := place{fmt.Sprint("greedy", n, ".example"), address((1+n%4)<<16 + n*64)}
+		if has, want := c.told[a], n >= share; has != want {
+			t.Errorf("name %d of the tenant above its share is there: %t, want %t", n, has, want)
+		}
+		if a = (place{fmt.Sprint("small", n, ".example"), address(9<<16 + n*64)}); c.told[a] != (n < share) {
+			t.Errorf("name %d of the other tenant is there: %t", n, c.told[a])
+		}
+	}
+	// Further pods take from their own tenant alone.
+	for n := range names {
+		_ = learn(Asker{uint32(20 + n), "greedy"}, "more", n)
+	}
+	for n := range share {
+		if a := (place{fmt.Sprint("small", n, ".example"), address(9<<16 + n*64)}); !c.told[a] {
+			t.Errorf("name %d of the other tenant was lost to further pods of the tenant above its share", n)
+		}
+	}
+}
+
+// TestOnePodFillsNoName: a pod that teaches a name as many addresses as it may have gives up some of them when a pod of
+// another tenant learns addresses of the name.
+func TestOnePodFillsNoName(t *testing.T) {
+	c := newTable(16, 16*maxPerName)
+	learn := func(by Asker, from int) error {
+		var addrs []netip.Addr
+		for i := range 256 {
+			addrs = append(addrs, address(from+i))
+		}
+		c.now = c.now.Add(time.Second)
+		return c.learnFor(by, "a.", addrs, time.Hour)
+	}
+	noisy, other := Asker{1, "greedy"}, Asker{2, "small"}
+	for i := range 8 {
+		if err := learn(noisy, 256*i); (err == nil) != (i < 4) {
+			t.Fatalf("answer %d to the first pod: %v", i, err)
+		}
+	}
+	for i := range 4 {
+		if err := learn(other, 1<<16+256*i); (err == nil) != (i < 2) {
+			t.Fatalf("answer %d to the pod of another tenant: %v", i, err)
+		}
+	}
+	if err := learn(Asker{3, "greedy"}, 1<<17); err != nil {
+		t.Errorf("a further pod of the first tenant: %v", err)
+	}
+	for i := range 512 {
+		if !c.told[place{"a.", address(1<<16 + i)}] {
+			t.Fatalf("address %d of the other tenant was lost to the further pod", i)
+		}
+	}
+	if n := len(c.names["a."]); n != maxPerName || n != len(c.told) {
+		t.Errorf("the name has %d addresses, and the engine %d, want %d", n, len(c.told), maxPerName)
+	}
+}
+
+// TestNamesOfAnEarlierRunMakeSpace: restored names have no payer until an answer repeats them.
+func TestNamesOfAnEarlierRunMakeSpace(t *testing.T) {
+	c := newTable(4, 4)
+	for i := range 4 {
+		ttl := time.Hour + time.Duration(i)*time.Minute
+		if err := c.learn(fmt.Sprint("n", i, "."), []netip.Addr{address(i)}, ttl); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := newTable(4, 4)
+	again.now = c.now
+	for name := range c.names {
+		for _, r := range c.Record(name).Names {
+			learned, _, err := again.Restore(r, c.now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, a := range learned.Addrs {
+				again.told[place{name, a}] = true
+			}
+		}
+	}
+	pod := Asker{7, "a"}
+	if err := again.learnFor(pod, "n0.", []netip.Addr{address(0)}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	if err := again.learnFor(pod, "new.", []netip.Addr{address(9)}, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if again.told[place{"n1.", address(1)}] || len(again.told) != 4 {
+		t.Errorf("left: %v, want the name of the earlier run that ends first removed", again.told)
+	}
+}
+
+// TestTheTableChargesWhatItHas draws calls of many pods, also of numbers that come back in another tenant.
+func TestTheTableChargesWhatItHas(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	r := rand.New(rand.NewPCG(seed, 1))
+	c := newTable(20, 60)
+	refused := 0
+	for step := range 20_000 {
+		switch r.IntN(12) {
+		case 0:
+			c.after(time.Duration(r.IntN(200)) * time.Second)
+		case 1:
+			c.drop(c.Forget(fmt.Sprint("n", r.IntN(40), "."), netip.Addr{}))
+		case 2:
+			var used []netip.Addr
+			for a := range c.asked {
+				if r.IntN(2) == 0 {
+					used = append(used, a)
+				}
+			}
+			c.hold(used...)
+		default:
+			by := Asker{Endpoint: uint32(r.IntN(8)), Tenant: fmt.Sprint("t", r.IntN(20)/10, r.IntN(3))}
+			var addrs []netip.Addr
+			for range 1 + r.IntN(6) {
+				addrs = append(addrs, address(r.IntN(200)))
+			}
+			if c.learnFor(by, fmt.Sprint("n", r.IntN(40), "."), addrs, time.Duration(1+r.IntN(10))*time.Minute) != nil {
+				refused++
+			}
+		}
+		used, count := map[uint32][2]int{}, 0
+		for name, addrs := range c.names {
+			p := c.payers[name]
+			u := used[p.name]
+			u[ofNames]++
+			used[p.name] = u
+			for a := range addrs {
+				if count++; !c.told[place{name, a}] {
+					t.Fatalf("step %d: the engine does not have %s of %s", step, a, name)
+				}
+				u := used[p.of(a)]
+				u[ofAddresses]++
+				used[p.of(a)] = u
+			}
+			for a := range p.others {
+				if _, ok := addrs[a]; !ok {
+					t.Fatalf("step %d: %s of %s has a payer, but is not in the table", step, a, name)
+				}
+			}
+		}
+		if c.Len() > 20 || count > 60 || c.Addresses() != count || len(c.told) != count {
+			t.Fatalf("step %d: %d names, %d addresses, counted as %d; the engine has %d",
+				step, c.Len(), count, c.Addresses(), len(c.told))
+		}
+		tenants := map[string]int{}
+		for e, acc := range c.shares.accounts {
+			if acc.used != used[e] {
+				t.Fatalf("step %d: endpoint %d is charged %v, and pays for %v", step, e, acc.used, used[e])
+			}
+			delete(used, e)
+			if e != unpaid {
+				tenants[acc.tenant]++
+			}
+		}
+		if len(used) > 0 || fmt.Sprint(tenants) != fmt.Sprint(c.shares.tenants) {
+			t.Fatalf("step %d: without an account: %v; tenants %v, want %v", step, used, c.shares.tenants, tenants)
+		}
+	}
+	if refused < 1000 {
+		t.Errorf("only %d calls were refused", refused)
+	}
+}

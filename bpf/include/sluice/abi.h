@@ -195,6 +195,7 @@ typedef __u32 sl_bound_index SL_AS(
 	"translations-ipv4|translations-ipv6|fragments|affinity-ipv4|affinity-ipv6|events|"
 	"answers|too-big");
 typedef __u32 sl_share_index SL_BITS("endpoint@0:32=endpoint");
+typedef __u32 sl_proxy_kind SL_AS("-|dns|http|tls|listener");
 
 /* Value of sl_ep. */
 struct sl_endpoint {
@@ -395,6 +396,41 @@ struct sl_rule {
 	__u32 flags;
 };
 _Static_assert(sizeof(struct sl_rule) == 8, "one word");
+
+/* Kinds of proxies: sl_rule.redirect, and indices of sl_proxy and sl_proxy_beat. */
+#define SL_PROXY_DNS 1
+#define SL_MAX_PROXIES 8
+
+/* sl_proxy.state */
+#define SL_PROXY_AWAY 0
+#define SL_PROXY_ATTACHED 1
+
+/*
+ * Value of sl_proxy. The datapath changes device and state by one 64-bit store; programs change
+ * the rest, which divides the queue of the device: see proxy.h. A device of 0 means that no proxy
+ * of the kind was ever attached.
+ */
+struct sl_proxy {
+	__u32 device; /* the TAP device */
+	__u32 state SL_AS("away|attached"); /* SL_PROXY_... */
+	__u64 window SL_AS("hidden"); /* heartbeat at which the window began */
+	__u32 given SL_AS("hidden"); /* packets in this window */
+	__u32 common SL_AS("hidden"); /* part of given, beyond the guarantees */
+	__u32 takers SL_AS("hidden"); /* endpoints with packets in this window */
+	__u32 last_takers SL_AS("hidden"); /* endpoints with packets in the window before */
+};
+_Static_assert(sizeof(struct sl_proxy) == 32, "no padding");
+
+/* Value of sl_proxy_taken, at the slot: packets of the endpoint for a proxy in a window. */
+struct sl_proxy_taken {
+	__u64 packets SL_BITS("@0:32"); /* upper half: the window */
+};
+
+/* The queue of a TAP device, in packets, and how many packets may enter it between two heartbeats
+ * of the proxy. What entered in two windows fits into the queue, even with endpoints that are new.
+ */
+#define SL_PROXY_QUEUE 4096
+#define SL_PROXY_WINDOW (SL_PROXY_QUEUE / 4)
 
 /* Values of sl_class_key and sl_table_key, which no program reads. They identify the identity
  * classes and tables for a restarted datapath process that adopts the maps.
@@ -728,6 +764,7 @@ enum sl_program {
 	SL_PROGRAM_FROM_UPLINK = 4,
 	SL_PROGRAM_TO_UPLINK = 5,
 	SL_PROGRAM_FROM_UNDERLAY = 6,
+	SL_PROGRAM_FROM_TAP = 7,
 };
 
 /* State of a search for a free port of the node; see nat_port.h. */

@@ -173,6 +173,34 @@ struct {
 	__type(value, struct sl_rule);
 } sl_rule SEC(".maps");
 
+/* kind of proxy -> its device, and whether it runs */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_PROXIES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, sl_proxy_kind);
+	__type(value, struct sl_proxy);
+} sl_proxy SEC(".maps");
+
+/* kind of proxy -> its heartbeat, CLOCK_MONOTONIC in ns. The proxy itself writes it, and therefore
+ * must not be able to write anything else in this map.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_PROXIES);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, sl_proxy_kind);
+	__type(value, __u64);
+} sl_proxy_beat SEC(".maps");
+
+/* slot -> packets of the endpoint in a proxy's queue */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_SLOTS);
+	__type(key, sl_share_index);
+	__type(value, struct sl_proxy_taken);
+} sl_proxy_taken SEC(".maps");
+
 /* number -> key of an identity class, hash of a table; no program reads them */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -25,6 +25,7 @@ enum sl_reason {
 	SL_REASON_FORWARDED_NATIVE = 11,
 	SL_REASON_FORWARDED_TO_STACK = 12,
 	SL_REASON_ANSWERED_TOO_BIG = 13,
+	SL_REASON_FORWARDED_TO_PROXY = 14,
 	SL_REASON_NOT_IP = 16,
 	SL_REASON_NO_ENDPOINT = 17,
 	SL_REASON_MALFORMED = 18,
@@ -74,11 +75,14 @@ enum sl_reason {
 	SL_REASON_NAT_SHARE = 62,
 	SL_REASON_TRANSLATION_SHARE = 63,
 	SL_REASON_FRAGMENT_SHARE = 64,
+	SL_REASON_PROXY_AWAY = 65,
+	SL_REASON_PROXY_FORGED = 66,
+	SL_REASON_PROXY_BUDGET = 67,
 
 	SL_FIRST_DROP = 16,
 	SL_FIRST_QUIET = 48, /* first drop without events */
 	SL_FIRST_LATE = 52, /* first drop with events after that range */
-	SL_REASONS = 65, /* first unused number */
+	SL_REASONS = 68, /* first unused number */
 };
 
 #endif

@@ -46,6 +46,9 @@ const (
 	JudgeMapSlPgen       = "sl_pgen"
 	JudgeMapSlPodFrag    = "sl_pod_frag"
 	JudgeMapSlPorts      = "sl_ports"
+	JudgeMapSlProxy      = "sl_proxy"
+	JudgeMapSlProxyBeat  = "sl_proxy_beat"
+	JudgeMapSlProxyTaken = "sl_proxy_taken"
 	JudgeMapSlRate       = "sl_rate"
 	JudgeMapSlRefused    = "sl_refused"
 	JudgeMapSlRevoked4   = "sl_revoked4"
@@ -108,46 +111,49 @@ type JudgeProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type JudgeMapSpecs struct {
-	SlBound    *ebpf.MapSpec `ebpf:"sl_bound"`
-	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
-	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
-	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
-	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
-	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
-	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
-	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
-	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
-	SlDirect   *ebpf.MapSpec `ebpf:"sl_direct"`
-	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
-	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
-	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
-	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
-	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
-	SlHeld     *ebpf.MapSpec `ebpf:"sl_held"`
-	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
-	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
-	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
-	SlIp6      *ebpf.MapSpec `ebpf:"sl_ip6"`
-	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
-	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
-	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
-	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
-	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
-	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
-	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
-	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
-	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
-	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
-	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
-	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
-	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
-	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
-	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
-	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
-	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
-	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
-	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
-	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlBound      *ebpf.MapSpec `ebpf:"sl_bound"`
+	SlBudget     *ebpf.MapSpec `ebpf:"sl_budget"`
+	SlCidr4      *ebpf.MapSpec `ebpf:"sl_cidr4"`
+	SlCidr6      *ebpf.MapSpec `ebpf:"sl_cidr6"`
+	SlClass      *ebpf.MapSpec `ebpf:"sl_class"`
+	SlClassKey   *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCt4        *ebpf.MapSpec `ebpf:"sl_ct4"`
+	SlCt6        *ebpf.MapSpec `ebpf:"sl_ct6"`
+	SlCtStats    *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlDirect     *ebpf.MapSpec `ebpf:"sl_direct"`
+	SlEp         *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEpLimits   *ebpf.MapSpec `ebpf:"sl_ep_limits"`
+	SlEvents     *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFrag       *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlGen        *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlHeld       *ebpf.MapSpec `ebpf:"sl_held"`
+	SlId         *ebpf.MapSpec `ebpf:"sl_id"`
+	SlIf         *ebpf.MapSpec `ebpf:"sl_if"`
+	SlIp4        *ebpf.MapSpec `ebpf:"sl_ip4"`
+	SlIp6        *ebpf.MapSpec `ebpf:"sl_ip6"`
+	SlIpc4       *ebpf.MapSpec `ebpf:"sl_ipc4"`
+	SlIpc6       *ebpf.MapSpec `ebpf:"sl_ipc6"`
+	SlLimits     *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMetrics    *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlNode       *ebpf.MapSpec `ebpf:"sl_node"`
+	SlNodeAddr   *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlPeer       *ebpf.MapSpec `ebpf:"sl_peer"`
+	SlPgen       *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodFrag    *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPorts      *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlProxy      *ebpf.MapSpec `ebpf:"sl_proxy"`
+	SlProxyBeat  *ebpf.MapSpec `ebpf:"sl_proxy_beat"`
+	SlProxyTaken *ebpf.MapSpec `ebpf:"sl_proxy_taken"`
+	SlRate       *ebpf.MapSpec `ebpf:"sl_rate"`
+	SlRefused    *ebpf.MapSpec `ebpf:"sl_refused"`
+	SlRevoked4   *ebpf.MapSpec `ebpf:"sl_revoked4"`
+	SlRevoked6   *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4      *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6      *ebpf.MapSpec `ebpf:"sl_ring6"`
+	SlRule       *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlRun        *ebpf.MapSpec `ebpf:"sl_run"`
+	SlTable      *ebpf.MapSpec `ebpf:"sl_table"`
+	SlTableKey   *ebpf.MapSpec `ebpf:"sl_table_key"`
 }
 
 // JudgeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -176,46 +182,49 @@ func (o *JudgeObjects) Close() error {
 //
 // It can be passed to LoadJudgeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type JudgeMaps struct {
-	SlBound    *ebpf.Map `ebpf:"sl_bound"`
-	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
-	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
-	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
-	SlClass    *ebpf.Map `ebpf:"sl_class"`
-	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
-	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
-	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
-	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
-	SlDirect   *ebpf.Map `ebpf:"sl_direct"`
-	SlEp       *ebpf.Map `ebpf:"sl_ep"`
-	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
-	SlEvents   *ebpf.Map `ebpf:"sl_events"`
-	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
-	SlGen      *ebpf.Map `ebpf:"sl_gen"`
-	SlHeld     *ebpf.Map `ebpf:"sl_held"`
-	SlId       *ebpf.Map `ebpf:"sl_id"`
-	SlIf       *ebpf.Map `ebpf:"sl_if"`
-	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
-	SlIp6      *ebpf.Map `ebpf:"sl_ip6"`
-	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
-	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
-	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
-	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
-	SlNode     *ebpf.Map `ebpf:"sl_node"`
-	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
-	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
-	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
-	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
-	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
-	SlRate     *ebpf.Map `ebpf:"sl_rate"`
-	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
-	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
-	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
-	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
-	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
-	SlRule     *ebpf.Map `ebpf:"sl_rule"`
-	SlRun      *ebpf.Map `ebpf:"sl_run"`
-	SlTable    *ebpf.Map `ebpf:"sl_table"`
-	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
+	SlBound      *ebpf.Map `ebpf:"sl_bound"`
+	SlBudget     *ebpf.Map `ebpf:"sl_budget"`
+	SlCidr4      *ebpf.Map `ebpf:"sl_cidr4"`
+	SlCidr6      *ebpf.Map `ebpf:"sl_cidr6"`
+	SlClass      *ebpf.Map `ebpf:"sl_class"`
+	SlClassKey   *ebpf.Map `ebpf:"sl_class_key"`
+	SlCt4        *ebpf.Map `ebpf:"sl_ct4"`
+	SlCt6        *ebpf.Map `ebpf:"sl_ct6"`
+	SlCtStats    *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlDirect     *ebpf.Map `ebpf:"sl_direct"`
+	SlEp         *ebpf.Map `ebpf:"sl_ep"`
+	SlEpLimits   *ebpf.Map `ebpf:"sl_ep_limits"`
+	SlEvents     *ebpf.Map `ebpf:"sl_events"`
+	SlFrag       *ebpf.Map `ebpf:"sl_frag"`
+	SlGen        *ebpf.Map `ebpf:"sl_gen"`
+	SlHeld       *ebpf.Map `ebpf:"sl_held"`
+	SlId         *ebpf.Map `ebpf:"sl_id"`
+	SlIf         *ebpf.Map `ebpf:"sl_if"`
+	SlIp4        *ebpf.Map `ebpf:"sl_ip4"`
+	SlIp6        *ebpf.Map `ebpf:"sl_ip6"`
+	SlIpc4       *ebpf.Map `ebpf:"sl_ipc4"`
+	SlIpc6       *ebpf.Map `ebpf:"sl_ipc6"`
+	SlLimits     *ebpf.Map `ebpf:"sl_limits"`
+	SlMetrics    *ebpf.Map `ebpf:"sl_metrics"`
+	SlNode       *ebpf.Map `ebpf:"sl_node"`
+	SlNodeAddr   *ebpf.Map `ebpf:"sl_node_addr"`
+	SlPeer       *ebpf.Map `ebpf:"sl_peer"`
+	SlPgen       *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodFrag    *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPorts      *ebpf.Map `ebpf:"sl_ports"`
+	SlProxy      *ebpf.Map `ebpf:"sl_proxy"`
+	SlProxyBeat  *ebpf.Map `ebpf:"sl_proxy_beat"`
+	SlProxyTaken *ebpf.Map `ebpf:"sl_proxy_taken"`
+	SlRate       *ebpf.Map `ebpf:"sl_rate"`
+	SlRefused    *ebpf.Map `ebpf:"sl_refused"`
+	SlRevoked4   *ebpf.Map `ebpf:"sl_revoked4"`
+	SlRevoked6   *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4      *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6      *ebpf.Map `ebpf:"sl_ring6"`
+	SlRule       *ebpf.Map `ebpf:"sl_rule"`
+	SlRun        *ebpf.Map `ebpf:"sl_run"`
+	SlTable      *ebpf.Map `ebpf:"sl_table"`
+	SlTableKey   *ebpf.Map `ebpf:"sl_table_key"`
 }
 
 func (m *JudgeMaps) Close() error {
@@ -250,6 +259,9 @@ func (m *JudgeMaps) Close() error {
 		m.SlPgen,
 		m.SlPodFrag,
 		m.SlPorts,
+		m.SlProxy,
+		m.SlProxyBeat,
+		m.SlProxyTaken,
 		m.SlRate,
 		m.SlRefused,
 		m.SlRevoked4,

@@ -477,7 +477,24 @@ const (
 	MapsSlProgramSL_PROGRAM_FROM_UPLINK   MapsSlProgram = 4
 	MapsSlProgramSL_PROGRAM_TO_UPLINK     MapsSlProgram = 5
 	MapsSlProgramSL_PROGRAM_FROM_UNDERLAY MapsSlProgram = 6
+	MapsSlProgramSL_PROGRAM_FROM_TAP      MapsSlProgram = 7
 )
+
+type MapsSlProxy struct {
+	_          structs.HostLayout
+	Device     uint32
+	State      uint32
+	Window     uint64
+	Given      uint32
+	Common     uint32
+	Takers     uint32
+	LastTakers uint32
+}
+
+type MapsSlProxyTaken struct {
+	_       structs.HostLayout
+	Packets uint64
+}
 
 type MapsSlQuestion struct {
 	_         structs.HostLayout
@@ -519,6 +536,7 @@ const (
 	MapsSlReasonSL_REASON_FORWARDED_NATIVE         MapsSlReason = 11
 	MapsSlReasonSL_REASON_FORWARDED_TO_STACK       MapsSlReason = 12
 	MapsSlReasonSL_REASON_ANSWERED_TOO_BIG         MapsSlReason = 13
+	MapsSlReasonSL_REASON_FORWARDED_TO_PROXY       MapsSlReason = 14
 	MapsSlReasonSL_REASON_NOT_IP                   MapsSlReason = 16
 	MapsSlReasonSL_REASON_NO_ENDPOINT              MapsSlReason = 17
 	MapsSlReasonSL_REASON_MALFORMED                MapsSlReason = 18
@@ -568,10 +586,13 @@ const (
 	MapsSlReasonSL_REASON_NAT_SHARE                MapsSlReason = 62
 	MapsSlReasonSL_REASON_TRANSLATION_SHARE        MapsSlReason = 63
 	MapsSlReasonSL_REASON_FRAGMENT_SHARE           MapsSlReason = 64
+	MapsSlReasonSL_REASON_PROXY_AWAY               MapsSlReason = 65
+	MapsSlReasonSL_REASON_PROXY_FORGED             MapsSlReason = 66
+	MapsSlReasonSL_REASON_PROXY_BUDGET             MapsSlReason = 67
 	MapsSlReasonSL_FIRST_DROP                      MapsSlReason = 16
 	MapsSlReasonSL_FIRST_QUIET                     MapsSlReason = 48
 	MapsSlReasonSL_FIRST_LATE                      MapsSlReason = 52
-	MapsSlReasonSL_REASONS                         MapsSlReason = 65
+	MapsSlReasonSL_REASONS                         MapsSlReason = 68
 )
 
 type MapsSlRefused struct {
@@ -759,71 +780,74 @@ type MapsSlXlKey6 struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	MapsMapSlAff4     = "sl_aff4"
-	MapsMapSlAff6     = "sl_aff6"
-	MapsMapSlAnswers4 = "sl_answers4"
-	MapsMapSlAnswers6 = "sl_answers6"
-	MapsMapSlBe4      = "sl_be4"
-	MapsMapSlBe6      = "sl_be6"
-	MapsMapSlBound    = "sl_bound"
-	MapsMapSlBudget   = "sl_budget"
-	MapsMapSlCidr4    = "sl_cidr4"
-	MapsMapSlCidr6    = "sl_cidr6"
-	MapsMapSlClass    = "sl_class"
-	MapsMapSlClassKey = "sl_class_key"
-	MapsMapSlCount    = "sl_count"
-	MapsMapSlCt4      = "sl_ct4"
-	MapsMapSlCt6      = "sl_ct6"
-	MapsMapSlCtStats  = "sl_ct_stats"
-	MapsMapSlDirect   = "sl_direct"
-	MapsMapSlEp       = "sl_ep"
-	MapsMapSlEpLimits = "sl_ep_limits"
-	MapsMapSlEvents   = "sl_events"
-	MapsMapSlFe4      = "sl_fe4"
-	MapsMapSlFe6      = "sl_fe6"
-	MapsMapSlFrag     = "sl_frag"
-	MapsMapSlFront    = "sl_front"
-	MapsMapSlGen      = "sl_gen"
-	MapsMapSlHeld     = "sl_held"
-	MapsMapSlId       = "sl_id"
-	MapsMapSlIf       = "sl_if"
-	MapsMapSlIp4      = "sl_ip4"
-	MapsMapSlIp6      = "sl_ip6"
-	MapsMapSlIpc4     = "sl_ipc4"
-	MapsMapSlIpc6     = "sl_ipc6"
-	MapsMapSlLimits   = "sl_limits"
-	MapsMapSlMember   = "sl_member"
-	MapsMapSlMetrics  = "sl_metrics"
-	MapsMapSlNode     = "sl_node"
-	MapsMapSlNodeAddr = "sl_node_addr"
-	MapsMapSlNs       = "sl_ns"
-	MapsMapSlOwn      = "sl_own"
-	MapsMapSlPeer     = "sl_peer"
-	MapsMapSlPgen     = "sl_pgen"
-	MapsMapSlPodAff4  = "sl_pod_aff4"
-	MapsMapSlPodAff6  = "sl_pod_aff6"
-	MapsMapSlPodFrag  = "sl_pod_frag"
-	MapsMapSlPodXl4   = "sl_pod_xl4"
-	MapsMapSlPodXl6   = "sl_pod_xl6"
-	MapsMapSlPorts    = "sl_ports"
-	MapsMapSlPrev4    = "sl_prev4"
-	MapsMapSlPrev6    = "sl_prev6"
-	MapsMapSlRate     = "sl_rate"
-	MapsMapSlRefused  = "sl_refused"
-	MapsMapSlRevoked4 = "sl_revoked4"
-	MapsMapSlRevoked6 = "sl_revoked6"
-	MapsMapSlRing4    = "sl_ring4"
-	MapsMapSlRing6    = "sl_ring6"
-	MapsMapSlRule     = "sl_rule"
-	MapsMapSlRun      = "sl_run"
-	MapsMapSlShare    = "sl_share"
-	MapsMapSlSk       = "sl_sk"
-	MapsMapSlSrc4     = "sl_src4"
-	MapsMapSlSrc6     = "sl_src6"
-	MapsMapSlTable    = "sl_table"
-	MapsMapSlTableKey = "sl_table_key"
-	MapsMapSlXl4      = "sl_xl4"
-	MapsMapSlXl6      = "sl_xl6"
+	MapsMapSlAff4       = "sl_aff4"
+	MapsMapSlAff6       = "sl_aff6"
+	MapsMapSlAnswers4   = "sl_answers4"
+	MapsMapSlAnswers6   = "sl_answers6"
+	MapsMapSlBe4        = "sl_be4"
+	MapsMapSlBe6        = "sl_be6"
+	MapsMapSlBound      = "sl_bound"
+	MapsMapSlBudget     = "sl_budget"
+	MapsMapSlCidr4      = "sl_cidr4"
+	MapsMapSlCidr6      = "sl_cidr6"
+	MapsMapSlClass      = "sl_class"
+	MapsMapSlClassKey   = "sl_class_key"
+	MapsMapSlCount      = "sl_count"
+	MapsMapSlCt4        = "sl_ct4"
+	MapsMapSlCt6        = "sl_ct6"
+	MapsMapSlCtStats    = "sl_ct_stats"
+	MapsMapSlDirect     = "sl_direct"
+	MapsMapSlEp         = "sl_ep"
+	MapsMapSlEpLimits   = "sl_ep_limits"
+	MapsMapSlEvents     = "sl_events"
+	MapsMapSlFe4        = "sl_fe4"
+	MapsMapSlFe6        = "sl_fe6"
+	MapsMapSlFrag       = "sl_frag"
+	MapsMapSlFront      = "sl_front"
+	MapsMapSlGen        = "sl_gen"
+	MapsMapSlHeld       = "sl_held"
+	MapsMapSlId         = "sl_id"
+	MapsMapSlIf         = "sl_if"
+	MapsMapSlIp4        = "sl_ip4"
+	MapsMapSlIp6        = "sl_ip6"
+	MapsMapSlIpc4       = "sl_ipc4"
+	MapsMapSlIpc6       = "sl_ipc6"
+	MapsMapSlLimits     = "sl_limits"
+	MapsMapSlMember     = "sl_member"
+	MapsMapSlMetrics    = "sl_metrics"
+	MapsMapSlNode       = "sl_node"
+	MapsMapSlNodeAddr   = "sl_node_addr"
+	MapsMapSlNs         = "sl_ns"
+	MapsMapSlOwn        = "sl_own"
+	MapsMapSlPeer       = "sl_peer"
+	MapsMapSlPgen       = "sl_pgen"
+	MapsMapSlPodAff4    = "sl_pod_aff4"
+	MapsMapSlPodAff6    = "sl_pod_aff6"
+	MapsMapSlPodFrag    = "sl_pod_frag"
+	MapsMapSlPodXl4     = "sl_pod_xl4"
+	MapsMapSlPodXl6     = "sl_pod_xl6"
+	MapsMapSlPorts      = "sl_ports"
+	MapsMapSlPrev4      = "sl_prev4"
+	MapsMapSlPrev6      = "sl_prev6"
+	MapsMapSlProxy      = "sl_proxy"
+	MapsMapSlProxyBeat  = "sl_proxy_beat"
+	MapsMapSlProxyTaken = "sl_proxy_taken"
+	MapsMapSlRate       = "sl_rate"
+	MapsMapSlRefused    = "sl_refused"
+	MapsMapSlRevoked4   = "sl_revoked4"
+	MapsMapSlRevoked6   = "sl_revoked6"
+	MapsMapSlRing4      = "sl_ring4"
+	MapsMapSlRing6      = "sl_ring6"
+	MapsMapSlRule       = "sl_rule"
+	MapsMapSlRun        = "sl_run"
+	MapsMapSlShare      = "sl_share"
+	MapsMapSlSk         = "sl_sk"
+	MapsMapSlSrc4       = "sl_src4"
+	MapsMapSlSrc6       = "sl_src6"
+	MapsMapSlTable      = "sl_table"
+	MapsMapSlTableKey   = "sl_table_key"
+	MapsMapSlXl4        = "sl_xl4"
+	MapsMapSlXl6        = "sl_xl6"
 )
 
 // LoadMaps returns the embedded CollectionSpec for Maps.
@@ -874,71 +898,74 @@ type MapsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type MapsMapSpecs struct {
-	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
-	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
-	SlAnswers4 *ebpf.MapSpec `ebpf:"sl_answers4"`
-	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
-	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
-	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
-	SlBound    *ebpf.MapSpec `ebpf:"sl_bound"`
-	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
-	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
-	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
-	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
-	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
-	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
-	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
-	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
-	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
-	SlDirect   *ebpf.MapSpec `ebpf:"sl_direct"`
-	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
-	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
-	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
-	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
-	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
-	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
-	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
-	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
-	SlHeld     *ebpf.MapSpec `ebpf:"sl_held"`
-	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
-	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
-	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
-	SlIp6      *ebpf.MapSpec `ebpf:"sl_ip6"`
-	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
-	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
-	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
-	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
-	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
-	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
-	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
-	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
-	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
-	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
-	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
-	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
-	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
-	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
-	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
-	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
-	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
-	SlPrev4    *ebpf.MapSpec `ebpf:"sl_prev4"`
-	SlPrev6    *ebpf.MapSpec `ebpf:"sl_prev6"`
-	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
-	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
-	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
-	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
-	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
-	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
-	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
-	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
-	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
-	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
-	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
-	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
-	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
-	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
-	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
-	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
+	SlAff4       *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6       *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4   *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6   *ebpf.MapSpec `ebpf:"sl_answers6"`
+	SlBe4        *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6        *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlBound      *ebpf.MapSpec `ebpf:"sl_bound"`
+	SlBudget     *ebpf.MapSpec `ebpf:"sl_budget"`
+	SlCidr4      *ebpf.MapSpec `ebpf:"sl_cidr4"`
+	SlCidr6      *ebpf.MapSpec `ebpf:"sl_cidr6"`
+	SlClass      *ebpf.MapSpec `ebpf:"sl_class"`
+	SlClassKey   *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCount      *ebpf.MapSpec `ebpf:"sl_count"`
+	SlCt4        *ebpf.MapSpec `ebpf:"sl_ct4"`
+	SlCt6        *ebpf.MapSpec `ebpf:"sl_ct6"`
+	SlCtStats    *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlDirect     *ebpf.MapSpec `ebpf:"sl_direct"`
+	SlEp         *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEpLimits   *ebpf.MapSpec `ebpf:"sl_ep_limits"`
+	SlEvents     *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFe4        *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6        *ebpf.MapSpec `ebpf:"sl_fe6"`
+	SlFrag       *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlFront      *ebpf.MapSpec `ebpf:"sl_front"`
+	SlGen        *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlHeld       *ebpf.MapSpec `ebpf:"sl_held"`
+	SlId         *ebpf.MapSpec `ebpf:"sl_id"`
+	SlIf         *ebpf.MapSpec `ebpf:"sl_if"`
+	SlIp4        *ebpf.MapSpec `ebpf:"sl_ip4"`
+	SlIp6        *ebpf.MapSpec `ebpf:"sl_ip6"`
+	SlIpc4       *ebpf.MapSpec `ebpf:"sl_ipc4"`
+	SlIpc6       *ebpf.MapSpec `ebpf:"sl_ipc6"`
+	SlLimits     *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMember     *ebpf.MapSpec `ebpf:"sl_member"`
+	SlMetrics    *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlNode       *ebpf.MapSpec `ebpf:"sl_node"`
+	SlNodeAddr   *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlNs         *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn        *ebpf.MapSpec `ebpf:"sl_own"`
+	SlPeer       *ebpf.MapSpec `ebpf:"sl_peer"`
+	SlPgen       *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodAff4    *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6    *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodFrag    *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPodXl4     *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6     *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
+	SlPorts      *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlPrev4      *ebpf.MapSpec `ebpf:"sl_prev4"`
+	SlPrev6      *ebpf.MapSpec `ebpf:"sl_prev6"`
+	SlProxy      *ebpf.MapSpec `ebpf:"sl_proxy"`
+	SlProxyBeat  *ebpf.MapSpec `ebpf:"sl_proxy_beat"`
+	SlProxyTaken *ebpf.MapSpec `ebpf:"sl_proxy_taken"`
+	SlRate       *ebpf.MapSpec `ebpf:"sl_rate"`
+	SlRefused    *ebpf.MapSpec `ebpf:"sl_refused"`
+	SlRevoked4   *ebpf.MapSpec `ebpf:"sl_revoked4"`
+	SlRevoked6   *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4      *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6      *ebpf.MapSpec `ebpf:"sl_ring6"`
+	SlRule       *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlRun        *ebpf.MapSpec `ebpf:"sl_run"`
+	SlShare      *ebpf.MapSpec `ebpf:"sl_share"`
+	SlSk         *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4       *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6       *ebpf.MapSpec `ebpf:"sl_src6"`
+	SlTable      *ebpf.MapSpec `ebpf:"sl_table"`
+	SlTableKey   *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4        *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6        *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // MapsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -967,71 +994,74 @@ func (o *MapsObjects) Close() error {
 //
 // It can be passed to LoadMapsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type MapsMaps struct {
-	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
-	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
-	SlAnswers4 *ebpf.Map `ebpf:"sl_answers4"`
-	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
-	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
-	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
-	SlBound    *ebpf.Map `ebpf:"sl_bound"`
-	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
-	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
-	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
-	SlClass    *ebpf.Map `ebpf:"sl_class"`
-	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
-	SlCount    *ebpf.Map `ebpf:"sl_count"`
-	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
-	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
-	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
-	SlDirect   *ebpf.Map `ebpf:"sl_direct"`
-	SlEp       *ebpf.Map `ebpf:"sl_ep"`
-	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
-	SlEvents   *ebpf.Map `ebpf:"sl_events"`
-	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
-	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
-	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
-	SlFront    *ebpf.Map `ebpf:"sl_front"`
-	SlGen      *ebpf.Map `ebpf:"sl_gen"`
-	SlHeld     *ebpf.Map `ebpf:"sl_held"`
-	SlId       *ebpf.Map `ebpf:"sl_id"`
-	SlIf       *ebpf.Map `ebpf:"sl_if"`
-	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
-	SlIp6      *ebpf.Map `ebpf:"sl_ip6"`
-	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
-	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
-	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
-	SlMember   *ebpf.Map `ebpf:"sl_member"`
-	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
-	SlNode     *ebpf.Map `ebpf:"sl_node"`
-	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
-	SlNs       *ebpf.Map `ebpf:"sl_ns"`
-	SlOwn      *ebpf.Map `ebpf:"sl_own"`
-	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
-	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
-	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
-	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
-	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
-	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
-	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
-	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
-	SlPrev4    *ebpf.Map `ebpf:"sl_prev4"`
-	SlPrev6    *ebpf.Map `ebpf:"sl_prev6"`
-	SlRate     *ebpf.Map `ebpf:"sl_rate"`
-	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
-	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
-	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
-	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
-	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
-	SlRule     *ebpf.Map `ebpf:"sl_rule"`
-	SlRun      *ebpf.Map `ebpf:"sl_run"`
-	SlShare    *ebpf.Map `ebpf:"sl_share"`
-	SlSk       *ebpf.Map `ebpf:"sl_sk"`
-	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
-	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
-	SlTable    *ebpf.Map `ebpf:"sl_table"`
-	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
-	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
-	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
+	SlAff4       *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6       *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4   *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6   *ebpf.Map `ebpf:"sl_answers6"`
+	SlBe4        *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6        *ebpf.Map `ebpf:"sl_be6"`
+	SlBound      *ebpf.Map `ebpf:"sl_bound"`
+	SlBudget     *ebpf.Map `ebpf:"sl_budget"`
+	SlCidr4      *ebpf.Map `ebpf:"sl_cidr4"`
+	SlCidr6      *ebpf.Map `ebpf:"sl_cidr6"`
+	SlClass      *ebpf.Map `ebpf:"sl_class"`
+	SlClassKey   *ebpf.Map `ebpf:"sl_class_key"`
+	SlCount      *ebpf.Map `ebpf:"sl_count"`
+	SlCt4        *ebpf.Map `ebpf:"sl_ct4"`
+	SlCt6        *ebpf.Map `ebpf:"sl_ct6"`
+	SlCtStats    *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlDirect     *ebpf.Map `ebpf:"sl_direct"`
+	SlEp         *ebpf.Map `ebpf:"sl_ep"`
+	SlEpLimits   *ebpf.Map `ebpf:"sl_ep_limits"`
+	SlEvents     *ebpf.Map `ebpf:"sl_events"`
+	SlFe4        *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6        *ebpf.Map `ebpf:"sl_fe6"`
+	SlFrag       *ebpf.Map `ebpf:"sl_frag"`
+	SlFront      *ebpf.Map `ebpf:"sl_front"`
+	SlGen        *ebpf.Map `ebpf:"sl_gen"`
+	SlHeld       *ebpf.Map `ebpf:"sl_held"`
+	SlId         *ebpf.Map `ebpf:"sl_id"`
+	SlIf         *ebpf.Map `ebpf:"sl_if"`
+	SlIp4        *ebpf.Map `ebpf:"sl_ip4"`
+	SlIp6        *ebpf.Map `ebpf:"sl_ip6"`
+	SlIpc4       *ebpf.Map `ebpf:"sl_ipc4"`
+	SlIpc6       *ebpf.Map `ebpf:"sl_ipc6"`
+	SlLimits     *ebpf.Map `ebpf:"sl_limits"`
+	SlMember     *ebpf.Map `ebpf:"sl_member"`
+	SlMetrics    *ebpf.Map `ebpf:"sl_metrics"`
+	SlNode       *ebpf.Map `ebpf:"sl_node"`
+	SlNodeAddr   *ebpf.Map `ebpf:"sl_node_addr"`
+	SlNs         *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn        *ebpf.Map `ebpf:"sl_own"`
+	SlPeer       *ebpf.Map `ebpf:"sl_peer"`
+	SlPgen       *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodAff4    *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6    *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodFrag    *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPodXl4     *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6     *ebpf.Map `ebpf:"sl_pod_xl6"`
+	SlPorts      *ebpf.Map `ebpf:"sl_ports"`
+	SlPrev4      *ebpf.Map `ebpf:"sl_prev4"`
+	SlPrev6      *ebpf.Map `ebpf:"sl_prev6"`
+	SlProxy      *ebpf.Map `ebpf:"sl_proxy"`
+	SlProxyBeat  *ebpf.Map `ebpf:"sl_proxy_beat"`
+	SlProxyTaken *ebpf.Map `ebpf:"sl_proxy_taken"`
+	SlRate       *ebpf.Map `ebpf:"sl_rate"`
+	SlRefused    *ebpf.Map `ebpf:"sl_refused"`
+	SlRevoked4   *ebpf.Map `ebpf:"sl_revoked4"`
+	SlRevoked6   *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4      *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6      *ebpf.Map `ebpf:"sl_ring6"`
+	SlRule       *ebpf.Map `ebpf:"sl_rule"`
+	SlRun        *ebpf.Map `ebpf:"sl_run"`
+	SlShare      *ebpf.Map `ebpf:"sl_share"`
+	SlSk         *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4       *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6       *ebpf.Map `ebpf:"sl_src6"`
+	SlTable      *ebpf.Map `ebpf:"sl_table"`
+	SlTableKey   *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4        *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6        *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *MapsMaps) Close() error {
@@ -1085,6 +1115,9 @@ func (m *MapsMaps) Close() error {
 		m.SlPorts,
 		m.SlPrev4,
 		m.SlPrev6,
+		m.SlProxy,
+		m.SlProxyBeat,
+		m.SlProxyTaken,
 		m.SlRate,
 		m.SlRefused,
 		m.SlRevoked4,

@@ -63,6 +63,9 @@ const (
 	SocketLBMapSlPodXl4            = "sl_pod_xl4"
 	SocketLBMapSlPodXl6            = "sl_pod_xl6"
 	SocketLBMapSlPorts             = "sl_ports"
+	SocketLBMapSlProxy             = "sl_proxy"
+	SocketLBMapSlProxyBeat         = "sl_proxy_beat"
+	SocketLBMapSlProxyTaken        = "sl_proxy_taken"
 	SocketLBMapSlRate              = "sl_rate"
 	SocketLBMapSlRefused           = "sl_refused"
 	SocketLBMapSlRevoked4          = "sl_revoked4"
@@ -158,69 +161,72 @@ type SocketLBProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SocketLBMapSpecs struct {
-	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
-	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
-	SlAnswers4 *ebpf.MapSpec `ebpf:"sl_answers4"`
-	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
-	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
-	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
-	SlBound    *ebpf.MapSpec `ebpf:"sl_bound"`
-	SlBudget   *ebpf.MapSpec `ebpf:"sl_budget"`
-	SlCidr4    *ebpf.MapSpec `ebpf:"sl_cidr4"`
-	SlCidr6    *ebpf.MapSpec `ebpf:"sl_cidr6"`
-	SlClass    *ebpf.MapSpec `ebpf:"sl_class"`
-	SlClassKey *ebpf.MapSpec `ebpf:"sl_class_key"`
-	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
-	SlCt4      *ebpf.MapSpec `ebpf:"sl_ct4"`
-	SlCt6      *ebpf.MapSpec `ebpf:"sl_ct6"`
-	SlCtStats  *ebpf.MapSpec `ebpf:"sl_ct_stats"`
-	SlDirect   *ebpf.MapSpec `ebpf:"sl_direct"`
-	SlEp       *ebpf.MapSpec `ebpf:"sl_ep"`
-	SlEpLimits *ebpf.MapSpec `ebpf:"sl_ep_limits"`
-	SlEvents   *ebpf.MapSpec `ebpf:"sl_events"`
-	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
-	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
-	SlFrag     *ebpf.MapSpec `ebpf:"sl_frag"`
-	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
-	SlGen      *ebpf.MapSpec `ebpf:"sl_gen"`
-	SlHeld     *ebpf.MapSpec `ebpf:"sl_held"`
-	SlId       *ebpf.MapSpec `ebpf:"sl_id"`
-	SlIf       *ebpf.MapSpec `ebpf:"sl_if"`
-	SlIp4      *ebpf.MapSpec `ebpf:"sl_ip4"`
-	SlIp6      *ebpf.MapSpec `ebpf:"sl_ip6"`
-	SlIpc4     *ebpf.MapSpec `ebpf:"sl_ipc4"`
-	SlIpc6     *ebpf.MapSpec `ebpf:"sl_ipc6"`
-	SlLimits   *ebpf.MapSpec `ebpf:"sl_limits"`
-	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
-	SlMetrics  *ebpf.MapSpec `ebpf:"sl_metrics"`
-	SlNode     *ebpf.MapSpec `ebpf:"sl_node"`
-	SlNodeAddr *ebpf.MapSpec `ebpf:"sl_node_addr"`
-	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
-	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
-	SlPeer     *ebpf.MapSpec `ebpf:"sl_peer"`
-	SlPgen     *ebpf.MapSpec `ebpf:"sl_pgen"`
-	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
-	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
-	SlPodFrag  *ebpf.MapSpec `ebpf:"sl_pod_frag"`
-	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
-	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
-	SlPorts    *ebpf.MapSpec `ebpf:"sl_ports"`
-	SlRate     *ebpf.MapSpec `ebpf:"sl_rate"`
-	SlRefused  *ebpf.MapSpec `ebpf:"sl_refused"`
-	SlRevoked4 *ebpf.MapSpec `ebpf:"sl_revoked4"`
-	SlRevoked6 *ebpf.MapSpec `ebpf:"sl_revoked6"`
-	SlRing4    *ebpf.MapSpec `ebpf:"sl_ring4"`
-	SlRing6    *ebpf.MapSpec `ebpf:"sl_ring6"`
-	SlRule     *ebpf.MapSpec `ebpf:"sl_rule"`
-	SlRun      *ebpf.MapSpec `ebpf:"sl_run"`
-	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
-	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
-	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
-	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
-	SlTable    *ebpf.MapSpec `ebpf:"sl_table"`
-	SlTableKey *ebpf.MapSpec `ebpf:"sl_table_key"`
-	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
-	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
+	SlAff4       *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6       *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4   *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6   *ebpf.MapSpec `ebpf:"sl_answers6"`
+	SlBe4        *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6        *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlBound      *ebpf.MapSpec `ebpf:"sl_bound"`
+	SlBudget     *ebpf.MapSpec `ebpf:"sl_budget"`
+	SlCidr4      *ebpf.MapSpec `ebpf:"sl_cidr4"`
+	SlCidr6      *ebpf.MapSpec `ebpf:"sl_cidr6"`
+	SlClass      *ebpf.MapSpec `ebpf:"sl_class"`
+	SlClassKey   *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCount      *ebpf.MapSpec `ebpf:"sl_count"`
+	SlCt4        *ebpf.MapSpec `ebpf:"sl_ct4"`
+	SlCt6        *ebpf.MapSpec `ebpf:"sl_ct6"`
+	SlCtStats    *ebpf.MapSpec `ebpf:"sl_ct_stats"`
+	SlDirect     *ebpf.MapSpec `ebpf:"sl_direct"`
+	SlEp         *ebpf.MapSpec `ebpf:"sl_ep"`
+	SlEpLimits   *ebpf.MapSpec `ebpf:"sl_ep_limits"`
+	SlEvents     *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFe4        *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6        *ebpf.MapSpec `ebpf:"sl_fe6"`
+	SlFrag       *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlFront      *ebpf.MapSpec `ebpf:"sl_front"`
+	SlGen        *ebpf.MapSpec `ebpf:"sl_gen"`
+	SlHeld       *ebpf.MapSpec `ebpf:"sl_held"`
+	SlId         *ebpf.MapSpec `ebpf:"sl_id"`
+	SlIf         *ebpf.MapSpec `ebpf:"sl_if"`
+	SlIp4        *ebpf.MapSpec `ebpf:"sl_ip4"`
+	SlIp6        *ebpf.MapSpec `ebpf:"sl_ip6"`
+	SlIpc4       *ebpf.MapSpec `ebpf:"sl_ipc4"`
+	SlIpc6       *ebpf.MapSpec `ebpf:"sl_ipc6"`
+	SlLimits     *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMember     *ebpf.MapSpec `ebpf:"sl_member"`
+	SlMetrics    *ebpf.MapSpec `ebpf:"sl_metrics"`
+	SlNode       *ebpf.MapSpec `ebpf:"sl_node"`
+	SlNodeAddr   *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlNs         *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn        *ebpf.MapSpec `ebpf:"sl_own"`
+	SlPeer       *ebpf.MapSpec `ebpf:"sl_peer"`
+	SlPgen       *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodAff4    *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6    *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodFrag    *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPodXl4     *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6     *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
+	SlPorts      *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlProxy      *ebpf.MapSpec `ebpf:"sl_proxy"`
+	SlProxyBeat  *ebpf.MapSpec `ebpf:"sl_proxy_beat"`
+	SlProxyTaken *ebpf.MapSpec `ebpf:"sl_proxy_taken"`
+	SlRate       *ebpf.MapSpec `ebpf:"sl_rate"`
+	SlRefused    *ebpf.MapSpec `ebpf:"sl_refused"`
+	SlRevoked4   *ebpf.MapSpec `ebpf:"sl_revoked4"`
+	SlRevoked6   *ebpf.MapSpec `ebpf:"sl_revoked6"`
+	SlRing4      *ebpf.MapSpec `ebpf:"sl_ring4"`
+	SlRing6      *ebpf.MapSpec `ebpf:"sl_ring6"`
+	SlRule       *ebpf.MapSpec `ebpf:"sl_rule"`
+	SlRun        *ebpf.MapSpec `ebpf:"sl_run"`
+	SlShare      *ebpf.MapSpec `ebpf:"sl_share"`
+	SlSk         *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4       *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6       *ebpf.MapSpec `ebpf:"sl_src6"`
+	SlTable      *ebpf.MapSpec `ebpf:"sl_table"`
+	SlTableKey   *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4        *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6        *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // SocketLBVariableSpecs contains global variables before they are loaded into the kernel.
@@ -262,69 +268,72 @@ func (o *SocketLBObjects) Close() error {
 //
 // It can be passed to LoadSocketLBObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SocketLBMaps struct {
-	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
-	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
-	SlAnswers4 *ebpf.Map `ebpf:"sl_answers4"`
-	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
-	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
-	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
-	SlBound    *ebpf.Map `ebpf:"sl_bound"`
-	SlBudget   *ebpf.Map `ebpf:"sl_budget"`
-	SlCidr4    *ebpf.Map `ebpf:"sl_cidr4"`
-	SlCidr6    *ebpf.Map `ebpf:"sl_cidr6"`
-	SlClass    *ebpf.Map `ebpf:"sl_class"`
-	SlClassKey *ebpf.Map `ebpf:"sl_class_key"`
-	SlCount    *ebpf.Map `ebpf:"sl_count"`
-	SlCt4      *ebpf.Map `ebpf:"sl_ct4"`
-	SlCt6      *ebpf.Map `ebpf:"sl_ct6"`
-	SlCtStats  *ebpf.Map `ebpf:"sl_ct_stats"`
-	SlDirect   *ebpf.Map `ebpf:"sl_direct"`
-	SlEp       *ebpf.Map `ebpf:"sl_ep"`
-	SlEpLimits *ebpf.Map `ebpf:"sl_ep_limits"`
-	SlEvents   *ebpf.Map `ebpf:"sl_events"`
-	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
-	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
-	SlFrag     *ebpf.Map `ebpf:"sl_frag"`
-	SlFront    *ebpf.Map `ebpf:"sl_front"`
-	SlGen      *ebpf.Map `ebpf:"sl_gen"`
-	SlHeld     *ebpf.Map `ebpf:"sl_held"`
-	SlId       *ebpf.Map `ebpf:"sl_id"`
-	SlIf       *ebpf.Map `ebpf:"sl_if"`
-	SlIp4      *ebpf.Map `ebpf:"sl_ip4"`
-	SlIp6      *ebpf.Map `ebpf:"sl_ip6"`
-	SlIpc4     *ebpf.Map `ebpf:"sl_ipc4"`
-	SlIpc6     *ebpf.Map `ebpf:"sl_ipc6"`
-	SlLimits   *ebpf.Map `ebpf:"sl_limits"`
-	SlMember   *ebpf.Map `ebpf:"sl_member"`
-	SlMetrics  *ebpf.Map `ebpf:"sl_metrics"`
-	SlNode     *ebpf.Map `ebpf:"sl_node"`
-	SlNodeAddr *ebpf.Map `ebpf:"sl_node_addr"`
-	SlNs       *ebpf.Map `ebpf:"sl_ns"`
-	SlOwn      *ebpf.Map `ebpf:"sl_own"`
-	SlPeer     *ebpf.Map `ebpf:"sl_peer"`
-	SlPgen     *ebpf.Map `ebpf:"sl_pgen"`
-	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
-	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
-	SlPodFrag  *ebpf.Map `ebpf:"sl_pod_frag"`
-	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
-	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
-	SlPorts    *ebpf.Map `ebpf:"sl_ports"`
-	SlRate     *ebpf.Map `ebpf:"sl_rate"`
-	SlRefused  *ebpf.Map `ebpf:"sl_refused"`
-	SlRevoked4 *ebpf.Map `ebpf:"sl_revoked4"`
-	SlRevoked6 *ebpf.Map `ebpf:"sl_revoked6"`
-	SlRing4    *ebpf.Map `ebpf:"sl_ring4"`
-	SlRing6    *ebpf.Map `ebpf:"sl_ring6"`
-	SlRule     *ebpf.Map `ebpf:"sl_rule"`
-	SlRun      *ebpf.Map `ebpf:"sl_run"`
-	SlShare    *ebpf.Map `ebpf:"sl_share"`
-	SlSk       *ebpf.Map `ebpf:"sl_sk"`
-	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
-	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
-	SlTable    *ebpf.Map `ebpf:"sl_table"`
-	SlTableKey *ebpf.Map `ebpf:"sl_table_key"`
-	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
-	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
+	SlAff4       *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6       *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4   *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6   *ebpf.Map `ebpf:"sl_answers6"`
+	SlBe4        *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6        *ebpf.Map `ebpf:"sl_be6"`
+	SlBound      *ebpf.Map `ebpf:"sl_bound"`
+	SlBudget     *ebpf.Map `ebpf:"sl_budget"`
+	SlCidr4      *ebpf.Map `ebpf:"sl_cidr4"`
+	SlCidr6      *ebpf.Map `ebpf:"sl_cidr6"`
+	SlClass      *ebpf.Map `ebpf:"sl_class"`
+	SlClassKey   *ebpf.Map `ebpf:"sl_class_key"`
+	SlCount      *ebpf.Map `ebpf:"sl_count"`
+	SlCt4        *ebpf.Map `ebpf:"sl_ct4"`
+	SlCt6        *ebpf.Map `ebpf:"sl_ct6"`
+	SlCtStats    *ebpf.Map `ebpf:"sl_ct_stats"`
+	SlDirect     *ebpf.Map `ebpf:"sl_direct"`
+	SlEp         *ebpf.Map `ebpf:"sl_ep"`
+	SlEpLimits   *ebpf.Map `ebpf:"sl_ep_limits"`
+	SlEvents     *ebpf.Map `ebpf:"sl_events"`
+	SlFe4        *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6        *ebpf.Map `ebpf:"sl_fe6"`
+	SlFrag       *ebpf.Map `ebpf:"sl_frag"`
+	SlFront      *ebpf.Map `ebpf:"sl_front"`
+	SlGen        *ebpf.Map `ebpf:"sl_gen"`
+	SlHeld       *ebpf.Map `ebpf:"sl_held"`
+	SlId         *ebpf.Map `ebpf:"sl_id"`
+	SlIf         *ebpf.Map `ebpf:"sl_if"`
+	SlIp4        *ebpf.Map `ebpf:"sl_ip4"`
+	SlIp6        *ebpf.Map `ebpf:"sl_ip6"`
+	SlIpc4       *ebpf.Map `ebpf:"sl_ipc4"`
+	SlIpc6       *ebpf.Map `ebpf:"sl_ipc6"`
+	SlLimits     *ebpf.Map `ebpf:"sl_limits"`
+	SlMember     *ebpf.Map `ebpf:"sl_member"`
+	SlMetrics    *ebpf.Map `ebpf:"sl_metrics"`
+	SlNode       *ebpf.Map `ebpf:"sl_node"`
+	SlNodeAddr   *ebpf.Map `ebpf:"sl_node_addr"`
+	SlNs         *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn        *ebpf.Map `ebpf:"sl_own"`
+	SlPeer       *ebpf.Map `ebpf:"sl_peer"`
+	SlPgen       *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodAff4    *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6    *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodFrag    *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPodXl4     *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6     *ebpf.Map `ebpf:"sl_pod_xl6"`
+	SlPorts      *ebpf.Map `ebpf:"sl_ports"`
+	SlProxy      *ebpf.Map `ebpf:"sl_proxy"`
+	SlProxyBeat  *ebpf.Map `ebpf:"sl_proxy_beat"`
+	SlProxyTaken *ebpf.Map `ebpf:"sl_proxy_taken"`
+	SlRate       *ebpf.Map `ebpf:"sl_rate"`
+	SlRefused    *ebpf.Map `ebpf:"sl_refused"`
+	SlRevoked4   *ebpf.Map `ebpf:"sl_revoked4"`
+	SlRevoked6   *ebpf.Map `ebpf:"sl_revoked6"`
+	SlRing4      *ebpf.Map `ebpf:"sl_ring4"`
+	SlRing6      *ebpf.Map `ebpf:"sl_ring6"`
+	SlRule       *ebpf.Map `ebpf:"sl_rule"`
+	SlRun        *ebpf.Map `ebpf:"sl_run"`
+	SlShare      *ebpf.Map `ebpf:"sl_share"`
+	SlSk         *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4       *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6       *ebpf.Map `ebpf:"sl_src6"`
+	SlTable      *ebpf.Map `ebpf:"sl_table"`
+	SlTableKey   *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4        *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6        *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *SocketLBMaps) Close() error {
@@ -376,6 +385,9 @@ func (m *SocketLBMaps) Close() error {
 		m.SlPodXl4,
 		m.SlPodXl6,
 		m.SlPorts,
+		m.SlProxy,
+		m.SlProxyBeat,
+		m.SlProxyTaken,
 		m.SlRate,
 		m.SlRefused,
 		m.SlRevoked4,

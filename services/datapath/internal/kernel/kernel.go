@@ -41,6 +41,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/proxymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/dryrun"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -172,6 +173,9 @@ type Kernel struct {
 	Events       *event.Events
 	// Bounds are the bounds that endpoints share.
 	Bounds *bound.Bounds
+
+	// Proxies tells the programs which proxies run.
+	Proxies *proxymap.Maps
 
 	// Replicas runs the programs on packets that only it sees.
 	Replicas *dryrun.Programs
@@ -314,6 +318,7 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 	k.IPCache = ipcache.New(k.Addresses, o.Log)
 	k.Nodes = nodemap.Open(k.Pins)
 	k.Namespaces = sockets.OpenNamespaces(k.Pins)
+	k.Proxies = proxymap.Open(k.Pins)
 	k.Endpoints = endpointmap.Open(k.Pins, k.IPCache, endpointmap.Options{
 		Reserved: o.ReservedEndpoints, Services: o.Services, Log: o.Log,
 	})
@@ -604,7 +609,7 @@ func (o Options) shortcut() bool { return o.Shortcut && o.Routing == RoutingOver
 
 // table returns the programs that the options require.
 func (o Options) table() []program.Spec {
-	devices := o.Routing.devices()
+	devices := append(o.Routing.devices(), program.Taps)
 	if o.Sockets != nil {
 		devices = append(devices, program.Sockets)
 	}
@@ -658,6 +663,7 @@ func (k *Kernel) Close() error {
 		k.Addresses.Close()
 		k.Nodes.Close()
 		k.Namespaces.Close()
+		k.Proxies.Close()
 		k.Translations.Close()
 		k.Bounds.Close()
 	}

@@ -72,6 +72,9 @@ var dropReasons = map[datapathv1.Reason]flow.DropReason{
 	datapathv1.Reason_REASON_NAT_SHARE:                flow.DropReason_DROP_RATE_LIMITED,
 	datapathv1.Reason_REASON_TRANSLATION_SHARE:        flow.DropReason_DROP_RATE_LIMITED,
 	datapathv1.Reason_REASON_FRAGMENT_SHARE:           flow.DropReason_DROP_RATE_LIMITED,
+	datapathv1.Reason_REASON_PROXY_AWAY:               noRedirection,
+	datapathv1.Reason_REASON_PROXY_FORGED:             flow.DropReason_UNKNOWN_CONNECTION_TRACKING_STATE,
+	datapathv1.Reason_REASON_PROXY_BUDGET:             flow.DropReason_DROP_RATE_LIMITED,
 }
 
 // isolation is the path in the source of the rule that denies everything that no rule of a policy allows.

@@ -511,6 +511,8 @@ const (
 	// To a Service, and larger than the MTU of the path to its backend; answered for the
 	// Service.
 	Reason_REASON_ANSWERED_TOO_BIG Reason = 13
+	// Given to a proxy, which evaluates it by layer 7 rules and sends it on.
+	Reason_REASON_FORWARDED_TO_PROXY Reason = 14
 	// Neither IPv4, IPv6 nor ARP, or with a VLAN tag.
 	//
 	// Severity: expected. None, unless the application needs the protocol: Sluice does not
@@ -600,9 +602,11 @@ const (
 	//
 	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_POLICY_TABLE_CORRUPT Reason = 36
-	// The policy redirects to a proxy, and Sluice has no proxy yet.
+	// The policy redirects to a proxy, and no such proxy was ever attached on this node, or the rule cannot be redirected:
+	// only DNS over UDP from pods is.
 	//
-	// Severity: configuration. Remove the rule, or the application protocol in it.
+	// Severity: configuration. Run `sluice status` on the node; for HTTP, TLS and DNS over TCP, remove the rule, or the
+	// application protocol in it.
 	Reason_REASON_NO_PROXY Reason = 37
 	// The packet belongs to no connection and cannot start one.
 	//
@@ -712,6 +716,19 @@ const (
 	// Severity: capacity. Look at the endpoint, which sends many fragments; see
 	// docs/shares.md.
 	Reason_REASON_FRAGMENT_SHARE Reason = 64
+	// The policy redirects to a proxy that does not run now.
+	//
+	// Severity: fault. Run `sluice status` on the node, and look at the log of sluice-dns.
+	Reason_REASON_PROXY_AWAY Reason = 65
+	// A proxy sent a packet that belongs to no connection that is redirected to it.
+	//
+	// Severity: expected. None for single packets: the connection has ended. Many of them: look at sluice-dns, which may
+	// be compromised.
+	Reason_REASON_PROXY_FORGED Reason = 66
+	// The endpoint has used up its share of the queue of the proxy.
+	//
+	// Severity: capacity. Look at the endpoint, which sends or receives many DNS packets; see docs/shares.md.
+	Reason_REASON_PROXY_BUDGET Reason = 67
 )
 
 // Enum value maps for Reason.
@@ -731,6 +748,7 @@ var (
 		11: "REASON_FORWARDED_NATIVE",
 		12: "REASON_FORWARDED_TO_STACK",
 		13: "REASON_ANSWERED_TOO_BIG",
+		14: "REASON_FORWARDED_TO_PROXY",
 		16: "REASON_NOT_IP",
 		17: "REASON_NO_ENDPOINT",
 		18: "REASON_MALFORMED",
@@ -780,6 +798,9 @@ var (
 		62: "REASON_NAT_SHARE",
 		63: "REASON_TRANSLATION_SHARE",
 		64: "REASON_FRAGMENT_SHARE",
+		65: "REASON_PROXY_AWAY",
+		66: "REASON_PROXY_FORGED",
+		67: "REASON_PROXY_BUDGET",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":              0,
@@ -796,6 +817,7 @@ var (
 		"REASON_FORWARDED_NATIVE":         11,
 		"REASON_FORWARDED_TO_STACK":       12,
 		"REASON_ANSWERED_TOO_BIG":         13,
+		"REASON_FORWARDED_TO_PROXY":       14,
 		"REASON_NOT_IP":                   16,
 		"REASON_NO_ENDPOINT":              17,
 		"REASON_MALFORMED":                18,
@@ -845,6 +867,9 @@ var (
 		"REASON_NAT_SHARE":                62,
 		"REASON_TRANSLATION_SHARE":        63,
 		"REASON_FRAGMENT_SHARE":           64,
+		"REASON_PROXY_AWAY":               65,
+		"REASON_PROXY_FORGED":             66,
+		"REASON_PROXY_BUDGET":             67,
 	}
 )
 
@@ -5610,7 +5635,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1bNODE_PATH_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17NODE_PATH_STATE_UNKNOWN\x10\x01\x12\x1d\n" +
 	"\x19NODE_PATH_STATE_REACHABLE\x10\x02\x12\x1f\n" +
-	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\x9f\r\n" +
+	"\x1bNODE_PATH_STATE_UNREACHABLE\x10\x03*\x87\x0e\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x1b\n" +
 	"\x17REASON_FORWARDED_TO_POD\x10\x01\x12\"\n" +
@@ -5626,7 +5651,8 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x12\x1b\n" +
 	"\x17REASON_FORWARDED_NATIVE\x10\v\x12\x1d\n" +
 	"\x19REASON_FORWARDED_TO_STACK\x10\f\x12\x1b\n" +
-	"\x17REASON_ANSWERED_TOO_BIG\x10\r\x12\x11\n" +
+	"\x17REASON_ANSWERED_TOO_BIG\x10\r\x12\x1d\n" +
+	"\x19REASON_FORWARDED_TO_PROXY\x10\x0e\x12\x11\n" +
 	"\rREASON_NOT_IP\x10\x10\x12\x16\n" +
 	"\x12REASON_NO_ENDPOINT\x10\x11\x12\x14\n" +
 	"\x10REASON_MALFORMED\x10\x12\x12\x16\n" +
@@ -5677,7 +5703,10 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x16REASON_NO_SERVICE_PORT\x10=\x12\x14\n" +
 	"\x10REASON_NAT_SHARE\x10>\x12\x1c\n" +
 	"\x18REASON_TRANSLATION_SHARE\x10?\x12\x19\n" +
-	"\x15REASON_FRAGMENT_SHARE\x10@*o\n" +
+	"\x15REASON_FRAGMENT_SHARE\x10@\x12\x15\n" +
+	"\x11REASON_PROXY_AWAY\x10A\x12\x17\n" +
+	"\x13REASON_PROXY_FORGED\x10B\x12\x17\n" +
+	"\x13REASON_PROXY_BUDGET\x10C*o\n" +
 	"\n" +
 	"PolicyMode\x12\x1b\n" +
 	"\x17POLICY_MODE_UNSPECIFIED\x10\x00\x12\x14\n" +

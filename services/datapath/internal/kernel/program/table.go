@@ -35,6 +35,8 @@ const (
 	Tunnel Devices = "tunnel"
 	// Uplinks are devices towards other nodes.
 	Uplinks Devices = "uplinks"
+	// Taps are the TAP devices of proxies.
+	Taps Devices = "taps"
 	// Sockets are not devices: their programs are attached to a cgroup, see package sockets.
 	Sockets Devices = "sockets"
 )
@@ -77,6 +79,8 @@ const (
 	FromUplink = "sluice_from_uplink"
 	// ToUplink handles packets to other nodes and to the outside.
 	ToUplink = "sluice_to_uplink"
+	// FromTap handles packets from a proxy.
+	FromTap = "sluice_from_tap"
 )
 
 // SocketPrefix is the prefix of the names of socket programs; the hook follows.
@@ -92,6 +96,7 @@ func Table() []Spec {
 		{Name: FromUnderlay, Devices: Uplinks, Hook: Ingress, Optional: true, Load: bpf.LoadFromUnderlay},
 		{Name: FromUplink, Devices: Uplinks, Hook: Ingress, Load: bpf.LoadFromUplink},
 		{Name: ToUplink, Devices: Uplinks, Hook: Egress, Load: bpf.LoadToUplink},
+		{Name: FromTap, Devices: Taps, Hook: Ingress, Load: bpf.LoadFromTap},
 	}
 	for _, h := range []Hook{Connect4, Connect6, SendMsg4, SendMsg6, RecvMsg4, RecvMsg6, GetPeerName4, GetPeerName6} {
 		name := SocketPrefix + string(h)

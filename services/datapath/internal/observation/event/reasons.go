@@ -33,6 +33,8 @@ const (
 	ForwardedToStack Reason = 12
 	// AnsweredTooBig: To a Service, and larger than the MTU of the path to its backend; answered for the Service.
 	AnsweredTooBig Reason = 13
+	// ForwardedToProxy: Given to a proxy, which evaluates it by layer 7 rules and sends it on.
+	ForwardedToProxy Reason = 14
 	// NotIP: Neither IPv4, IPv6 nor ARP, or with a VLAN tag.
 	NotIP Reason = 16
 	// NoEndpoint: The device belongs to no endpoint.
@@ -75,7 +77,7 @@ const (
 	IdentityUnknown Reason = 35
 	// PolicyTableCorrupt: A policy table refers to an entry that does not exist.
 	PolicyTableCorrupt Reason = 36
-	// NoProxy: The policy redirects to a proxy, and Sluice has no proxy yet.
+	// NoProxy: The policy redirects to a proxy, and no such proxy was ever attached on this node, or the rule cannot be redirected: only DNS over UDP from pods is.
 	NoProxy Reason = 37
 	// ConnectionInvalid: The packet belongs to no connection and cannot start one.
 	ConnectionInvalid Reason = 38
@@ -131,6 +133,12 @@ const (
 	TranslationShare Reason = 63
 	// FragmentShare: The endpoint has used up its share of fragmented datagrams.
 	FragmentShare Reason = 64
+	// ProxyAway: The policy redirects to a proxy that does not run now.
+	ProxyAway Reason = 65
+	// ProxyForged: A proxy sent a packet that belongs to no connection that is redirected to it.
+	ProxyForged Reason = 66
+	// ProxyBudget: The endpoint has used up its share of the queue of the proxy.
+	ProxyBudget Reason = 67
 )
 
 const (
@@ -154,6 +162,7 @@ var reasonNames = map[Reason]string{
 	ForwardedNative:        "forwarded-native",
 	ForwardedToStack:       "forwarded-to-stack",
 	AnsweredTooBig:         "answered-too-big",
+	ForwardedToProxy:       "forwarded-to-proxy",
 	NotIP:                  "not-ip",
 	NoEndpoint:             "no-endpoint",
 	Malformed:              "malformed",
@@ -203,4 +212,7 @@ var reasonNames = map[Reason]string{
 	NATShare:               "nat-share",
 	TranslationShare:       "translation-share",
 	FragmentShare:          "fragment-share",
+	ProxyAway:              "proxy-away",
+	ProxyForged:            "proxy-forged",
+	ProxyBudget:            "proxy-budget",
 }

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package proxymap tells the programs which proxies run, and to which devices their packets go. The heartbeats of the
+// proxies are in a map of their own, which a proxy writes: with it, a proxy can change nothing else.
+package proxymap
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+)
+
+// QueueLength is the length of a TAP device's queue in packets by which the programs divide the queue among the
+// endpoints: SL_PROXY_QUEUE of abi.h.
+const QueueLength = 4096
+
+// attached is SL_PROXY_ATTACHED.
+const attached = 1
+
+// Proxy is what the programs know about a proxy.
+type Proxy struct {
+	// Device is the index of the TAP device; 0: no proxy of the kind was ever attached.
+	Device uint32
+	// Attached: the proxy runs, so that packets are sent to the device.
+	Attached bool
+}
+
+// Maps are the maps of proxies. Their methods may be called concurrently.
+type Maps struct {
+	gate  pin.Gate
+	state []byte // value of sl_proxy
+	beats []byte // value of sl_proxy_beat
+	pins  *pin.Maps
+}
+
+// Open opens the maps of proxies.
+func Open(pm *pin.Maps) *Maps {
+	return &Maps{
+		gate:  pin.Gate{ValidateOnly: pm.ValidateOnly},
+		state: pm.Memory(bpf.MapsMapSlProxy), beats: pm.Memory(bpf.MapsMapSlProxyBeat), pins: pm,
+	}
+}
+
+// word returns the device and the state of a kind of proxy as one word, which programs read at once.
+func (m *Maps) word(kind policytable.Proxy) (*uint64, error) {
+	if kind == policytable.NoProxy || kind > policytable.ProxyListener {
+		return nil, fmt.Errorf("%w: proxy %d", pin.ErrInvalid, kind)
+	}
+	return pin.Word(m.state, int(kind)*int(unsafe.Sizeof(bpf.MapsSlProxy{}))), nil
+}
+
+// Set changes what the programs know about a kind of proxy.
+func (m *Maps) Set(kind policytable.Proxy, p Proxy) error {
+	if p.Attached && p.Device == 0 {
+		return fmt.Errorf("%w: proxy %s is attached to no device", pin.ErrInvalid, kind)
+	}
+	if err := m.gate.Lock(); err != nil {
+		return err
+	}
+	defer m.gate.Unlock()
+	word, err := m.word(kind)
+	if err != nil {
+		return err
+	}
+	now := uint64(p.Device)
+	if p.Attached {
+		now |= attached << 32
+	}
+	atomic.StoreUint64(word, now)
+	return nil
+}
+
+// Get returns what the programs know about a kind of proxy.
+func (m *Maps) Get(kind policytable.Proxy) (p Proxy, err error) {
+	err = m.gate.Read(func() error {
+		word, err := m.word(kind)
+		if err != nil {
+			return err
+		}
+		now := atomic.LoadUint64(word)
+		p = Proxy{Device: uint32(now), Attached: now>>32 == attached}
+		return nil
+	})
+	return p, err
+}
+
+// HeartbeatOffset returns the offset of a proxy's heartbeat in the mapped memory of Heartbeats.
+func HeartbeatOffset(kind policytable.Proxy) uint32 { return uint32(kind) * 8 }
+
+// Heartbeats returns a handle of the map of heartbeats, which the caller closes. A proxy maps its memory: in the word
+// at HeartbeatOffset it writes CLOCK_MONOTONIC in ns.
+func (m *Maps) Heartbeats() (*ebpf.Map, error) { return m.pins.Borrow(bpf.MapsMapSlProxyBeat) }
+
+// LastHeartbeat returns the last heartbeat of a kind of proxy, CLOCK_MONOTONIC; 0: none yet.
+func (m *Maps) LastHeartbeat(kind policytable.Proxy) (at time.Duration, err error) {
+	err = m.gate.Read(func() error {
+		if _, err := m.word(kind); err != nil {
+			return err
+		}
+		at = time.Duration(atomic.LoadUint64(pin.Word(m.beats, int(HeartbeatOffset(kind)))))
+		return nil
+	})
+	return at, err
+}
+
+// Close makes every later call fail.
+func (m *Maps) Close() { m.gate.Close() }

@@ -138,6 +138,7 @@ static __always_inline int act_from_overlay(struct __sk_buff *skb, enum sl_reaso
 		return give_to_stack(skb);
 	case SL_REASON_FORWARDED_TO_POD:
 	case SL_REASON_FORWARDED_TO_POD_DEVICE:
+	case SL_REASON_FORWARDED_TO_PROXY:
 		return act(skb, reason, ifindex);
 	default:
 		return TC_ACT_SHOT;

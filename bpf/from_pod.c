@@ -17,6 +17,7 @@
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
 #include <sluice/offload.h>
+#include <sluice/redirect.h>
 #include <sluice/refuse.h>
 #include <sluice/remote.h>
 
@@ -139,6 +140,8 @@ static __always_inline enum sl_reason admit_and_forward(struct __sk_buff *skb, s
 		record_asked(p);
 	if (cfg_services && p->translated > SL_TRANSLATED_DESTINATION)
 		reason = return_to_pod(skb, p);
+	else if (is_redirected(p) && !p->held)
+		return give_to_proxy(skb, p, ifindex);
 	else
 		reason = forward(skb, p, ifindex);
 	if (cfg_services && p->translated && reason == SL_REASON_STACK_TOO_BIG)
@@ -193,10 +196,13 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 	enum sl_reason reason;
 	struct sl_packet *p;
 	__u32 ifindex = 0;
+	int action;
 
 	p = new_packet(SL_EGRESS);
 	if (!p)
 		return TC_ACT_SHOT;
+	/* a pod cannot set it: a packet that enters another namespace loses its mark */
+	p->held = (skb->mark & SL_MARK_MASK) == SL_MARK_PROXY;
 	reason = parse_ethernet(skb, p);
 	if (!reason)
 		reason = find_sender(skb, p, &src);
@@ -218,7 +224,10 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 	/* it leaves by the uplink, like a packet without a tunnel */
 	if (cfg_direct_port && p->direct)
 		reason = SL_REASON_FORWARDED_NATIVE;
-	return act(skb, reason, ifindex);
+	action = act(skb, reason, ifindex);
+	if (unlikely(p->held) && action == TC_ACT_OK)
+		skb->mark |= mark_held(p);
+	return action;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

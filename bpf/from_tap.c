@@ -1,22 +1,149 @@
 /* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
 /* Copyright 2026 The Sluice Authors */
 
-/* Packets from a proxy. Runs at the ingress hook of the proxy's TAP device. */
+/*
+ * Packets from a proxy. Runs at the ingress hook of the proxy's TAP device. The proxy is not
+ * trusted: it may only send packets of connections that are redirected to it. The current policy
+ * applies to them. The Ethernet addresses that it writes have no meaning.
+ */
 
 #define SL_PROGRAM SL_PROGRAM_FROM_TAP
 
-#include <linux/pkt_cls.h>
-
+#include <sluice/admit.h>
+#include <sluice/deliver.h>
+#include <sluice/endpoint.h>
+#include <sluice/ipv4.h>
+#include <sluice/ipv6.h>
 #include <sluice/observe.h>
+#include <sluice/redirect.h>
+
+static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_packet *p)
+{
+	enum sl_reason reason = parse_ethernet(skb, p);
+
+	if (reason)
+		return reason;
+	switch (p->ethertype) {
+	case ETH_P_IP:
+		reason = parse_ip4(skb, p);
+		return reason ? reason : check_ip4_destination(p);
+	case ETH_P_IPV6:
+		reason = parse_ip6(skb, p);
+		return reason ? reason : check_ip6_destination(p);
+	}
+	return SL_REASON_NOT_IP;
+}
+
+/*
+ * Finds the connection of the packet. It must be redirected, its initiator must be a local pod, and
+ * both ends must have the addresses with which it was evaluated.
+ */
+static __always_inline enum sl_reason find_redirected(struct sl_packet *p)
+{
+	__u16 client, server;
+	struct sl_ct *ct;
+	__u64 where;
+
+	if (p->proto != SL_UDP || follow_fragments(p))
+		return SL_REASON_PROXY_FORGED;
+	ct = find_known(p);
+	if (!ct || !(READ_ONCE(ct->flags) & SL_CT_PROXY))
+		return SL_REASON_PROXY_FORGED;
+	p->reply = is_reply(p, ct);
+	p->node = node_of_connection(ct);
+	where = READ_ONCE(ct->where);
+	p->src_slot = slot_of_address(p->src, p->family);
+	p->dst_slot = slot_of_address(p->dst, p->family);
+	client = READ_ONCE(p->reply) ? p->dst_slot : p->src_slot;
+	server = READ_ONCE(p->reply) ? p->src_slot : p->dst_slot;
+	if (!is_of_pod(client) || client != initiator_slot(where) ||
+	    server != responder_slot(where))
+		return SL_REASON_PROXY_FORGED;
+	return SL_CONTINUE;
+}
+
+/* Sends a local pod's packet on: sluice_from_pod receives it once more, from the pod's device. */
+static __always_inline enum sl_reason send_as_pod(struct __sk_buff *skb, struct sl_packet *p,
+						  __u32 *ifindex)
+{
+	struct sl_endpoint *src = endpoint_at(p->src_slot);
+	__u8 macs[2 * ETH_ALEN];
+
+	if (!src)
+		return SL_REASON_PROXY_FORGED;
+	__builtin_memcpy(macs, src->hmac, ETH_ALEN);
+	__builtin_memcpy(macs + ETH_ALEN, src->mac, ETH_ALEN);
+	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0))
+		return SL_REASON_REWRITE_FAILED;
+	*ifindex = src->ifindex;
+	return SL_CONTINUE;
+}
+
+/*
+ * Delivers an answer from elsewhere. Its hop limit stays: the stack may have lowered it before the
+ * proxy got the packet.
+ */
+static __always_inline enum sl_reason deliver_answer(struct __sk_buff *skb, struct sl_packet *p,
+						     __u32 *ifindex)
+{
+	enum sl_reason reason = admit_anew(skb, p);
+	__u8 macs[2 * ETH_ALEN];
+	struct sl_endpoint *dst;
+
+	if (reason)
+		/* the entry was evicted just now */
+		return reason == SL_REASON_CONNECTION_INVALID ? SL_REASON_PROXY_FORGED : reason;
+	dst = endpoint_at(p->dst_slot);
+	/* only what the proxy itself has made can be too big */
+	if (!dst || skb->len - ETH_HLEN > dst->mtu)
+		return SL_REASON_PROXY_FORGED;
+	if (needs_rewrite(p) && rewrite_for_pod(skb, p))
+		return SL_REASON_REWRITE_FAILED;
+	__builtin_memcpy(macs, dst->mac, ETH_ALEN);
+	__builtin_memcpy(macs + ETH_ALEN, dst->hmac, ETH_ALEN);
+	/* the type by the Ethernet address of the tag: for another host */
+	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0) ||
+	    bpf_skb_change_type(skb, SL_PACKET_HOST))
+		return SL_REASON_REWRITE_FAILED;
+	*ifindex = dst->ifindex;
+	return delivery_of(dst);
+}
+
+static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_packet *p,
+					   __u32 *ifindex)
+{
+	enum sl_reason reason = parse(skb, p);
+
+	if (!reason)
+		reason = find_redirected(p);
+	if (reason)
+		return SL_REASON_PROXY_FORGED;
+	if (is_of_pod(p->src_slot))
+		reason = send_as_pod(skb, p, ifindex);
+	else
+		reason = deliver_answer(skb, p, ifindex);
+	if (leads_fragments(p))
+		lead_fragments(p, reason < SL_FIRST_DROP ? SL_LEAD_ON : SL_LEAD_NONE);
+	return reason;
+}
 
 SEC("tc") int sluice_from_tap(struct __sk_buff *skb)
 {
-	struct sl_packet *p = new_packet(SL_INGRESS);
+	enum sl_reason reason;
+	struct sl_packet *p;
+	__u32 ifindex = 0;
 
+	p = new_packet(SL_INGRESS);
 	if (!p)
 		return TC_ACT_SHOT;
-	observe(skb, p, SL_REASON_PROXY_FORGED);
-	return TC_ACT_SHOT;
+	reason = pass(skb, p, &ifindex);
+	if (reason == SL_CONTINUE) {
+		/* sluice_from_pod counts it */
+		skb->mark = SL_MARK_PROXY;
+		return (int)bpf_redirect(ifindex, BPF_F_INGRESS);
+	}
+	observe(skb, p, reason);
+	return act(skb, reason, ifindex);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -236,6 +236,7 @@ static __always_inline int take(struct __sk_buff *skb, struct sl_packet *p)
 	case SL_REASON_STACK_TOO_BIG:
 		return give_to_tunnel(skb);
 	case SL_REASON_FORWARDED_TO_POD:
+	case SL_REASON_FORWARDED_TO_PROXY:
 		return act(skb, reason, ifindex);
 	default:
 		return TC_ACT_SHOT;

@@ -16,6 +16,7 @@
 #include <sluice/ipv6.h>
 #include <sluice/observe.h>
 #include <sluice/outside.h>
+#include <sluice/redirect.h>
 
 /* Reads only the destination, because most packets are not for a pod. */
 static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
@@ -70,6 +71,8 @@ static __always_inline enum sl_reason admit_and_deliver(struct __sk_buff *skb, s
 		return reason;
 	if (p->via_stack || p->by_stack)
 		return SL_REASON_FORWARDED_TO_STACK;
+	if (is_redirected(p))
+		return give_to_proxy(skb, p, ifindex);
 	return deliver_to(skb, p, ifindex);
 }
 
@@ -151,6 +154,7 @@ SEC("tc") int sluice_from_uplink(struct __sk_buff *skb)
 		return leave_to_stack(skb, p);
 	case SL_REASON_FORWARDED_TO_POD:
 	case SL_REASON_FORWARDED_TO_POD_DEVICE:
+	case SL_REASON_FORWARDED_TO_PROXY:
 	case SL_REASON_ANSWERED_TOO_BIG:
 		return act(skb, reason, ifindex);
 	default:

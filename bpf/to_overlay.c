@@ -18,6 +18,7 @@
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
 #include <sluice/outside.h>
+#include <sluice/redirect.h>
 #include <sluice/remote.h>
 
 /*
@@ -135,6 +136,8 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 		reason = admit_behind_stack(skb, p);
 		if (reason)
 			return reason;
+		if (is_redirected(p) && !was_held(skb, p))
+			return SL_REASON_NO_PROXY;
 		identity = p->src_identity;
 	}
 	node = p->node ? node_at(p->node) : NULL;

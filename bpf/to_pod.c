@@ -16,6 +16,7 @@
 #include <sluice/ipv6.h>
 #include <sluice/ndp.h>
 #include <sluice/observe.h>
+#include <sluice/redirect.h>
 #include <sluice/rewrite.h>
 
 static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct sl_packet *p,
@@ -29,12 +30,19 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 }
 
 /* Admits the packet. An answer gets the address that the pod had sent to as its source. */
-static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_packet *p)
+static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_packet *p,
+					   __u32 *ifindex)
 {
 	enum sl_reason reason = admit_behind_stack(skb, p);
 
 	if (reason)
 		return reason;
+	if (is_redirected(p)) {
+		if (!is_of_pod(p->src_slot))
+			return give_to_proxy(skb, p, ifindex);
+		if (!was_held(skb, p))
+			return SL_REASON_NO_PROXY;
+	}
 	if (needs_rewrite(p) ? rewrite_for_pod(skb, p)
 			     : p->readdressed && rewrite_readdressed(skb, p))
 		return SL_REASON_REWRITE_FAILED;
@@ -42,7 +50,7 @@ static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_pack
 }
 
 static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_packet *p,
-					      struct sl_endpoint *dst)
+					      struct sl_endpoint *dst, __u32 *ifindex)
 {
 	enum sl_reason reason = parse_ip4(skb, p);
 
@@ -53,11 +61,11 @@ static __always_inline enum sl_reason to_pod4(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (ip4_dst(p) != dst->ip4)
 		return SL_REASON_WRONG_ADDRESS;
-	return take(skb, p);
+	return take(skb, p, ifindex);
 }
 
 static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_packet *p,
-					      struct sl_endpoint *dst)
+					      struct sl_endpoint *dst, __u32 *ifindex)
 {
 	enum sl_reason reason = parse_ip6(skb, p);
 
@@ -70,7 +78,7 @@ static __always_inline enum sl_reason to_pod6(struct __sk_buff *skb, struct sl_p
 		return reason;
 	if (!equal16(p->dst, dst->ip6))
 		return SL_REASON_WRONG_ADDRESS;
-	return take(skb, p);
+	return take(skb, p, ifindex);
 }
 
 SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
@@ -78,6 +86,7 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 	struct sl_endpoint *dst = NULL;
 	enum sl_reason reason;
 	struct sl_packet *p;
+	__u32 ifindex = 0;
 
 	if (is_delivered(skb)) {
 		skb->mark = 0;
@@ -93,10 +102,10 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 	if (!reason && dst) {
 		switch (p->ethertype) {
 		case ETH_P_IP:
-			reason = to_pod4(skb, p, dst);
+			reason = to_pod4(skb, p, dst, &ifindex);
 			break;
 		case ETH_P_IPV6:
-			reason = to_pod6(skb, p, dst);
+			reason = to_pod6(skb, p, dst, &ifindex);
 			break;
 		default:
 			reason = SL_REASON_ARP;
@@ -105,7 +114,7 @@ SEC("tc") int sluice_to_pod(struct __sk_buff *skb)
 	if (!reason)
 		reason = SL_REASON_FORWARDED_FROM_STACK;
 	observe(skb, p, reason);
-	return act(skb, reason, 0);
+	return act(skb, reason, ifindex);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

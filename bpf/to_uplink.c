@@ -19,6 +19,7 @@
 #include <sluice/mark.h>
 #include <sluice/observe.h>
 #include <sluice/outside.h>
+#include <sluice/redirect.h>
 
 /*
  * Handles a packet with the mark of sluice_from_pod. Its source is an address of the node if the
@@ -45,6 +46,8 @@ static __always_inline enum sl_reason pass_of_pod(struct __sk_buff *skb, struct 
 	if (!node_past_stack(&where))
 		return SL_REASON_FORWARDED_TO_STACK;
 	reason = admit_behind_stack(skb, p);
+	if (!reason && is_redirected(p) && !was_held(skb, p))
+		reason = SL_REASON_NO_PROXY;
 	return reason ? reason : SL_REASON_FORWARDED_NATIVE;
 }
 

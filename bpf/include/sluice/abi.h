@@ -388,12 +388,18 @@ struct sl_port_node {
 };
 _Static_assert(sizeof(struct sl_port_node) == 128, "two cache lines");
 
+/* sl_rule.flags of a redirect: the number of the set of layer 7 rules, 0: none; and whether packets
+ * pass while the proxy is away.
+ */
+#define SL_RULE_SET 0xffff
+#define SL_RULE_PASSES_AWAY 0x10000
+
 /* Value of sl_rule, at index rule_base + number - 1. */
 struct sl_rule {
 	__u8 action SL_AS("enum:sl_action"); /* enum sl_action */
 	__u8 tier SL_AS("admin|normal|isolation|baseline");
-	__u16 redirect; /* kind of proxy */
-	__u32 flags;
+	__u16 redirect SL_AS("-|dns|http|tls|listener"); /* kind of proxy */
+	__u32 flags SL_BITS("set@0:16 passes-away@16"); /* SL_RULE_... */
 };
 _Static_assert(sizeof(struct sl_rule) == 8, "one word");
 
@@ -486,6 +492,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_FIN_R 0x0008
 #define SL_CT_RST 0x0010 /* either end has sent RST (SCTP: ABORT), and nothing after it */
 #define SL_CT_VIA_STACK 0x0020 /* the host's stack forwards its packets */
+/* a rule of its initiator redirects it, or did so once: each packet is evaluated */
 #define SL_CT_PROXY 0x0040
 #define SL_CT_HAIRPIN 0x0080
 #define SL_CT_PICKED_UP 0x0100 /* picked up in mid-flow */
@@ -708,10 +715,16 @@ struct sl_fragment {
 	__u32 id;
 	__u8 proto;
 	__u8 family SL_BITS("by-stack@7"); /* 4 or 6, and SL_FRAGMENT_BY_STACK */
-	/* the endpoint whose device it came from; from a tunnel: SL_SLOT_NONE minus the node ID */
+	/* the endpoint whose device it came from; from a tunnel: SL_SLOT_NONE minus the node ID;
+	 * from a proxy: SL_SLOT_HOST
+	 */
 	__u16 slot SL_AS("endpoint");
 };
 _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
+
+/* sl_side.redirects: the deciding rule redirects, and the packet may pass */
+#define SL_REDIRECTS_TO_PROXY 1
+#define SL_REDIRECTS_NOT_NOW 2 /* without the proxy: it is away, or audit mode is on */
 
 /* The verdict of one side. */
 struct sl_side {
@@ -721,7 +734,7 @@ struct sl_side {
 	__u8 by; /* enum sl_by */
 	__u8 action; /* enum sl_action */
 	__u8 audited; /* policy denied it, and audit mode let it pass */
-	__u8 pad;
+	__u8 redirects; /* SL_REDIRECTS_... */
 };
 _Static_assert(sizeof(struct sl_side) == 12, "part of an event");
 
@@ -734,7 +747,8 @@ struct sl_question {
 	__u8 family;
 	__u8 direction; /* enum sl_direction */
 	__u8 flags; /* SL_EP_... of the endpoint that the table belongs to */
-	__u8 pad[3];
+	__u8 may_redirect; /* 1: packets of the connection can be given to a proxy */
+	__u8 pad[2];
 };
 _Static_assert(sizeof(struct sl_question) == 32, "half a cache line");
 
@@ -844,7 +858,8 @@ struct sl_packet {
 	__u8 first_in_second;
 	__u8 direct; /* 1: its tunnel packet was built by the program */
 	__u16 sending_node; /* ID of the node that sent it through the tunnel; 0: none */
-	__u8 pad4[2];
+	__u8 held; /* 1: a proxy has held it, and sends it on */
+	__u8 pad4;
 	/* The fields below are not cleared: each is fully written before it is read. They are
 	 * aligned so that addresses are copied as two words instead of bytes.
 	 */

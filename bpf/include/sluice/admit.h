@@ -299,7 +299,8 @@ static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct
 {
 	if (!cfg_services)
 		return;
-	if (!SL_SEES_ASKED || READ_ONCE(p->reply)) {
+	/* a proxy sends to the backend, whatever the initiator has requested */
+	if (!SL_SEES_ASKED || READ_ONCE(p->reply) || p->held) {
 		if (p->translated)
 			return;
 		p->front = front_of_connection(ct);
@@ -481,17 +482,21 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 		moved |= SL_SIDE_INGRESS;
 	if (READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
 		moved = SL_BOTH_SIDES;
-	reason = evaluate_sides(p, moved);
+	reason = evaluate_sides(p, READ_ONCE(ct->flags) & SL_CT_PROXY ? SL_BOTH_SIDES : moved);
 	if (!reason && READ_ONCE(ct->flags) & SL_CT_UNORIENTED)
 		reason = evaluate_reverse(p);
 	if (reason) {
-		terminate(p, ct);
+		/* the policy still allows the connection */
+		if (reason != SL_REASON_PROXY_AWAY)
+			terminate(p, ct);
 		return reason;
 	}
 	restamp(p, ct, epochs, where, addr_epochs);
 	recall_service(p, ct);
-	count_connection(SL_CT_STAT_REDECIDED);
-	p->news |= SL_NEWS_VERDICT;
+	if (moved) {
+		count_connection(SL_CT_STAT_REDECIDED);
+		p->news |= SL_NEWS_VERDICT;
+	}
 	advance(p, ct);
 	return SL_CONTINUE;
 }
@@ -603,7 +608,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 		return admit_once(skb, p);
 	}
 	if (unlikely(moved_sides(READ_ONCE(ct->epochs), where, addr_epochs) || !is_own(p, where) ||
-		     was_relabelled(p, ct))) {
+		     was_relabelled(p, ct) || READ_ONCE(ct->flags) & SL_CT_PROXY)) {
 		reason = admit_anew(skb, p);
 		if (reason != SL_REASON_CONNECTION_INVALID)
 			return reason;

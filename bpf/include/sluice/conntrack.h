@@ -494,6 +494,8 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	}
 	if (begins_in_stack(p))
 		ct->flags |= SL_CT_VIA_STACK;
+	if (p->egress.redirects)
+		ct->flags |= SL_CT_PROXY;
 	if (p->reply ? !p->low : p->low)
 		ct->flags |= SL_CT_ORIG_LO;
 
@@ -704,6 +706,11 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 				       offsetof(struct sl_ct, SL_CT_NODE_WORD) + 6,
 		       "the upper quarter of a word");
 	revive(ct);
+	/* Before the epochs, so that no packet passes by them alone. The flag stays: if the map has
+	 * reassigned the element, removing it would let packets of that connection pass.
+	 */
+	if (p->egress.redirects && !(READ_ONCE(ct->flags) & SL_CT_PROXY))
+		__sync_fetch_and_or(&ct->flags, SL_CT_PROXY);
 	new_ids = (__u64)id_r << 32 | id_i;
 	if (epochs == new_epochs && where == new_where && READ_ONCE(*ids) == new_ids &&
 	    node_of_connection(ct) == p->node)

@@ -85,13 +85,9 @@ static __always_inline long forward6(struct __sk_buff *skb, const struct sl_pack
 	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0);
 }
 
-/* Routes the packet to another local pod. */
-static __always_inline enum sl_reason
-deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_endpoint *dst)
+/* How packets get to the pod. */
+static __always_inline enum sl_reason delivery_of(const struct sl_endpoint *dst)
 {
-	if (p->family == 4 ? forward4(skb, dst) : forward6(skb, p, dst))
-		return SL_REASON_REWRITE_FAILED;
-
 	switch (dst->deliver) {
 	case SL_DELIVER_PEER:
 		return SL_REASON_FORWARDED_TO_POD;
@@ -101,16 +97,26 @@ deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_
 	return SL_REASON_DELIVERY_UNKNOWN;
 }
 
+/* Routes the packet to another local pod. */
+static __always_inline enum sl_reason
+deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_endpoint *dst)
+{
+	if (p->family == 4 ? forward4(skb, dst) : forward6(skb, p, dst))
+		return SL_REASON_REWRITE_FAILED;
+	return delivery_of(dst);
+}
+
 /*
  * Whether one of our programs has redirected the packet to this device, after evaluation and
- * counting. It then entered by an endpoint's device or by the tunnel, and its mark contains the
- * index of this device.
+ * counting. It then entered by an endpoint's device, by the tunnel or by a proxy's device, and its
+ * mark contains the index of this device.
  */
 static __always_inline bool is_delivered(struct __sk_buff *skb)
 {
 	if (skb->mark != mark_evaluated(skb->ifindex))
 		return false;
-	return entered_by(skb) != SL_SLOT_NONE || is_tunnel(skb->ingress_ifindex);
+	return entered_by(skb) != SL_SLOT_NONE || is_tunnel(skb->ingress_ifindex) ||
+	       is_tap(skb->ingress_ifindex);
 }
 
 /* Delivers to the local pod dst, or to the stack if the stack has to see the packet. */
@@ -155,6 +161,11 @@ static __always_inline int act(struct __sk_buff *skb, enum sl_reason reason, __u
 		skb->priority = 0;
 		skb->tstamp = 0;
 		return (int)bpf_redirect_peer(ifindex, 0);
+	case SL_REASON_FORWARDED_TO_PROXY:
+		skb->mark = 0;
+		skb->priority = 0;
+		skb->tstamp = 0;
+		return (int)bpf_redirect(ifindex, 0);
 	case SL_REASON_FORWARDED_TO_POD_DEVICE:
 		skb->mark = mark_evaluated(ifindex);
 		skb->priority = 0;

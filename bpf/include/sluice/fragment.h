@@ -48,6 +48,8 @@ static __always_inline void fragment_key(const struct sl_packet *p, struct sl_fr
 		key->slot = p->src_slot;
 	else if (SL_FROM_TUNNEL)
 		key->slot = SL_SLOT_NONE - p->sending_node;
+	else if (SL_PROGRAM == SL_PROGRAM_FROM_TAP)
+		key->slot = SL_SLOT_HOST;
 	else
 		key->slot = SL_SLOT_NONE;
 }
@@ -140,6 +142,7 @@ static __always_inline enum sl_lead lead_of(enum sl_reason reason)
 	case SL_REASON_STACK_TIME_EXCEEDED:
 	case SL_REASON_STACK_TOO_BIG:
 		return SL_LEAD_BY_STACK;
+	case SL_REASON_FORWARDED_TO_PROXY: /* before its path is chosen */
 	case SL_REASON_ANSWERED_TOO_BIG: /* the later ones are dropped, too */
 		return SL_LEAD_ON;
 	default:

@@ -12,6 +12,7 @@
 #include <sluice/deliver.h>
 #include <sluice/ipv4.h>
 #include <sluice/ipv6.h>
+#include <sluice/redirect.h>
 
 static __always_inline enum sl_reason parse_inner4(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -44,6 +45,8 @@ static __always_inline enum sl_reason pass_to_pod(struct __sk_buff *skb, struct 
 		return reason;
 	if (p->via_stack || p->by_stack)
 		return SL_REASON_FORWARDED_TO_STACK;
+	if (is_redirected(p))
+		return give_to_proxy(skb, p, ifindex);
 	return deliver_to(skb, p, ifindex);
 }
 

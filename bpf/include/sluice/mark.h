@@ -6,7 +6,8 @@
 /*
  * The mark that a packet carries from our programs through the host's stack:
  *
- *   bits 31..16  of SL_MARK_EVALUATED: the device that the packet is sent to
+ *   bits 31..16  of SL_MARK_EVALUATED: the device that the packet is sent to; of SL_MARK_POD and
+ *                SL_MARK_LOCAL: the set of rules by which a proxy has evaluated the packet, or 0
  *   bits 15..12  free: 0x4000 and 0x8000 are used by kube-proxy
  *   bits 11..8   who set the mark; docs/reference/marks.md lists every value and its owner
  *   bits  7..0   0
@@ -28,6 +29,7 @@
 #define SL_MARK_FORWARDED 0x0100 /* firewall: forwarded; neither a pod nor the tunnel sent it */
 #define SL_MARK_POD 0x0200 /* from a local pod; source verified and egress evaluated */
 #define SL_MARK_REMOTE 0x0300 /* from another node; the source is not a local pod address */
+#define SL_MARK_PROXY 0x0400 /* held by a proxy and sent on; for from_pod */
 #define SL_MARK_TAKEN_OUT 0x0800 /* taken out of the tunnel and evaluated; for from_overlay */
 #define SL_MARK_LOCAL 0x0900 /* firewall: forwarded from a local pod to a local pod */
 #define SL_MARK_KEYED 0x0e00 /* goes into the tunnel and has its key */

@@ -126,12 +126,27 @@ static __noinline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 k
 	return SL_CONTINUE;
 }
 
+/* The sender of a packet that a proxy has held: a program has verified it before. */
+static __always_inline enum sl_reason find_held_source(struct sl_packet *p, __u32 known)
+{
+	struct sl_ipcache where;
+
+	if (!known) {
+		where = ipcache_of(p->src, p->family);
+		known = where.identity;
+	}
+	p->src_identity = known;
+	return SL_CONTINUE;
+}
+
 static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct sl_packet *p,
 						  __u32 known)
 {
 	p->src_slot = slot_of_address(p->src, p->family);
 	if (SL_PROGRAM == SL_PROGRAM_TO_POD)
 		return find_stack_source(skb, p, known);
+	if (SL_PROGRAM == SL_PROGRAM_FROM_TAP)
+		return find_held_source(p, known);
 	/* a packet from elsewhere with an address of this node */
 	if (p->src_slot != SL_SLOT_NONE)
 		return SL_REASON_SPOOFED_IP;

@@ -87,6 +87,7 @@ static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_dire
 	q->family = p->family;
 	q->direction = direction;
 	q->flags = READ_ONCE(e->flags);
+	q->may_redirect = egress && slot != SL_SLOT_HOST && p->proto == SL_UDP;
 	if (from_source)
 		__builtin_memcpy(q->addr, p->dst, sizeof(q->addr));
 	else

@@ -18,6 +18,7 @@
 #include <bpf/bpf_helpers.h>
 #include <sluice/compiler.h>
 #include <sluice/maps.h>
+#include <sluice/proxy.h>
 
 /* number of cluster-wide identities; node-local ones follow them in sl_id */
 #define SL_CLUSTER_WIDE 65536
@@ -153,7 +154,8 @@ static __always_inline const struct sl_rule *rule_of(const struct sl_table *tabl
 
 /* Applies the deciding rule. */
 static __always_inline enum sl_reason apply_rule(const struct sl_rule *rule, __u32 number,
-						 bool unknown, struct sl_side *side)
+						 bool unknown, const struct sl_question *q,
+						 struct sl_side *side)
 {
 	side->rule = (__u16)number;
 	side->by = SL_BY_RULE;
@@ -162,7 +164,7 @@ static __always_inline enum sl_reason apply_rule(const struct sl_rule *rule, __u
 	case SL_ACTION_ALLOW:
 		return SL_CONTINUE;
 	case SL_ACTION_REDIRECT:
-		return SL_REASON_NO_PROXY;
+		return redirect(rule, q, side);
 	case SL_ACTION_DENY:
 		if (!unknown)
 			return SL_REASON_POLICY_DENIED;
@@ -228,7 +230,7 @@ static __always_inline enum sl_reason ask_table(const struct sl_table *table,
 			return SL_REASON_POLICY_TABLE_CORRUPT;
 		if (rule->action != SL_ACTION_PASS)
 			return apply_rule(rule, rules.admin,
-					  unknown && rules.admin == by_identity.admin, side);
+					  unknown && rules.admin == by_identity.admin, q, side);
 	}
 	if (rules.rest != SL_NO_REST) {
 		rule = rule_of(table, rules.rest);
@@ -236,7 +238,7 @@ static __always_inline enum sl_reason ask_table(const struct sl_table *table,
 			return SL_REASON_POLICY_TABLE_CORRUPT;
 		if (rule->action != SL_ACTION_PASS)
 			return apply_rule(rule, rules.rest,
-					  unknown && rules.rest == by_identity.rest, side);
+					  unknown && rules.rest == by_identity.rest, q, side);
 	}
 	return apply_default(table, peer.kind, side);
 }
@@ -273,7 +275,7 @@ static __always_inline enum sl_reason ask(const struct sl_question *q, struct sl
 /*
  * The verdict of one side: SL_CONTINUE, or the reason to drop. In audit mode a packet passes and
  * is marked if the policy denies it, if there is no policy yet, or if it would be redirected to a
- * proxy that does not exist. A corrupt table still drops, and so does SL_TABLE_DENY, which
+ * proxy. A corrupt table still drops, and so does SL_TABLE_DENY, which
  * isolates an endpoint independently of policies.
  */
 __noinline enum sl_reason evaluate_side(const struct sl_question *q, struct sl_side *side)
@@ -289,10 +291,18 @@ __noinline enum sl_reason evaluate_side(const struct sl_question *q, struct sl_s
 	case SL_REASON_POLICY_PENDING:
 	case SL_REASON_IDENTITY_UNKNOWN:
 	case SL_REASON_NO_PROXY:
+	case SL_REASON_PROXY_AWAY:
 		if (!(q->flags & SL_EP_AUDIT) || q->table == SL_TABLE_DENY)
 			return reason;
 		side->audited = 1;
 		return SL_CONTINUE;
+	case SL_CONTINUE:
+		/* the proxy would refuse what its rules do not allow */
+		if (side->redirects == SL_REDIRECTS_TO_PROXY && q->flags & SL_EP_AUDIT) {
+			side->redirects = SL_REDIRECTS_NOT_NOW;
+			side->audited = 1;
+		}
+		return reason;
 	default:
 		return reason;
 	}

@@ -16,12 +16,19 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	FromTapMapSlAff4              = "sl_aff4"
+	FromTapMapSlAff6              = "sl_aff6"
+	FromTapMapSlAnswers4          = "sl_answers4"
+	FromTapMapSlAnswers6          = "sl_answers6"
+	FromTapMapSlBe4               = "sl_be4"
+	FromTapMapSlBe6               = "sl_be6"
 	FromTapMapSlBound             = "sl_bound"
 	FromTapMapSlBudget            = "sl_budget"
 	FromTapMapSlCidr4             = "sl_cidr4"
 	FromTapMapSlCidr6             = "sl_cidr6"
 	FromTapMapSlClass             = "sl_class"
 	FromTapMapSlClassKey          = "sl_class_key"
+	FromTapMapSlCount             = "sl_count"
 	FromTapMapSlCt4               = "sl_ct4"
 	FromTapMapSlCt6               = "sl_ct6"
 	FromTapMapSlCtStats           = "sl_ct_stats"
@@ -29,7 +36,10 @@ const (
 	FromTapMapSlEp                = "sl_ep"
 	FromTapMapSlEpLimits          = "sl_ep_limits"
 	FromTapMapSlEvents            = "sl_events"
+	FromTapMapSlFe4               = "sl_fe4"
+	FromTapMapSlFe6               = "sl_fe6"
 	FromTapMapSlFrag              = "sl_frag"
+	FromTapMapSlFront             = "sl_front"
 	FromTapMapSlGen               = "sl_gen"
 	FromTapMapSlHeld              = "sl_held"
 	FromTapMapSlId                = "sl_id"
@@ -39,13 +49,22 @@ const (
 	FromTapMapSlIpc4              = "sl_ipc4"
 	FromTapMapSlIpc6              = "sl_ipc6"
 	FromTapMapSlLimits            = "sl_limits"
+	FromTapMapSlMember            = "sl_member"
 	FromTapMapSlMetrics           = "sl_metrics"
 	FromTapMapSlNode              = "sl_node"
 	FromTapMapSlNodeAddr          = "sl_node_addr"
+	FromTapMapSlNs                = "sl_ns"
+	FromTapMapSlOwn               = "sl_own"
 	FromTapMapSlPeer              = "sl_peer"
 	FromTapMapSlPgen              = "sl_pgen"
+	FromTapMapSlPodAff4           = "sl_pod_aff4"
+	FromTapMapSlPodAff6           = "sl_pod_aff6"
 	FromTapMapSlPodFrag           = "sl_pod_frag"
+	FromTapMapSlPodXl4            = "sl_pod_xl4"
+	FromTapMapSlPodXl6            = "sl_pod_xl6"
 	FromTapMapSlPorts             = "sl_ports"
+	FromTapMapSlPrev4             = "sl_prev4"
+	FromTapMapSlPrev6             = "sl_prev6"
 	FromTapMapSlProxy             = "sl_proxy"
 	FromTapMapSlProxyBeat         = "sl_proxy_beat"
 	FromTapMapSlProxyTaken        = "sl_proxy_taken"
@@ -57,8 +76,14 @@ const (
 	FromTapMapSlRing6             = "sl_ring6"
 	FromTapMapSlRule              = "sl_rule"
 	FromTapMapSlRun               = "sl_run"
+	FromTapMapSlShare             = "sl_share"
+	FromTapMapSlSk                = "sl_sk"
+	FromTapMapSlSrc4              = "sl_src4"
+	FromTapMapSlSrc6              = "sl_src6"
 	FromTapMapSlTable             = "sl_table"
 	FromTapMapSlTableKey          = "sl_table_key"
+	FromTapMapSlXl4               = "sl_xl4"
+	FromTapMapSlXl6               = "sl_xl6"
 	FromTapProgSluiceFromTap      = "sluice_from_tap"
 	FromTapVarCfgCast             = "cfg_cast"
 	FromTapVarCfgConnectionEvents = "cfg_connection_events"
@@ -123,12 +148,19 @@ type FromTapProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type FromTapMapSpecs struct {
+	SlAff4       *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6       *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4   *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6   *ebpf.MapSpec `ebpf:"sl_answers6"`
+	SlBe4        *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6        *ebpf.MapSpec `ebpf:"sl_be6"`
 	SlBound      *ebpf.MapSpec `ebpf:"sl_bound"`
 	SlBudget     *ebpf.MapSpec `ebpf:"sl_budget"`
 	SlCidr4      *ebpf.MapSpec `ebpf:"sl_cidr4"`
 	SlCidr6      *ebpf.MapSpec `ebpf:"sl_cidr6"`
 	SlClass      *ebpf.MapSpec `ebpf:"sl_class"`
 	SlClassKey   *ebpf.MapSpec `ebpf:"sl_class_key"`
+	SlCount      *ebpf.MapSpec `ebpf:"sl_count"`
 	SlCt4        *ebpf.MapSpec `ebpf:"sl_ct4"`
 	SlCt6        *ebpf.MapSpec `ebpf:"sl_ct6"`
 	SlCtStats    *ebpf.MapSpec `ebpf:"sl_ct_stats"`
@@ -136,7 +168,10 @@ type FromTapMapSpecs struct {
 	SlEp         *ebpf.MapSpec `ebpf:"sl_ep"`
 	SlEpLimits   *ebpf.MapSpec `ebpf:"sl_ep_limits"`
 	SlEvents     *ebpf.MapSpec `ebpf:"sl_events"`
+	SlFe4        *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6        *ebpf.MapSpec `ebpf:"sl_fe6"`
 	SlFrag       *ebpf.MapSpec `ebpf:"sl_frag"`
+	SlFront      *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen        *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlHeld       *ebpf.MapSpec `ebpf:"sl_held"`
 	SlId         *ebpf.MapSpec `ebpf:"sl_id"`
@@ -146,13 +181,22 @@ type FromTapMapSpecs struct {
 	SlIpc4       *ebpf.MapSpec `ebpf:"sl_ipc4"`
 	SlIpc6       *ebpf.MapSpec `ebpf:"sl_ipc6"`
 	SlLimits     *ebpf.MapSpec `ebpf:"sl_limits"`
+	SlMember     *ebpf.MapSpec `ebpf:"sl_member"`
 	SlMetrics    *ebpf.MapSpec `ebpf:"sl_metrics"`
 	SlNode       *ebpf.MapSpec `ebpf:"sl_node"`
 	SlNodeAddr   *ebpf.MapSpec `ebpf:"sl_node_addr"`
+	SlNs         *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn        *ebpf.MapSpec `ebpf:"sl_own"`
 	SlPeer       *ebpf.MapSpec `ebpf:"sl_peer"`
 	SlPgen       *ebpf.MapSpec `ebpf:"sl_pgen"`
+	SlPodAff4    *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6    *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
 	SlPodFrag    *ebpf.MapSpec `ebpf:"sl_pod_frag"`
+	SlPodXl4     *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6     *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
 	SlPorts      *ebpf.MapSpec `ebpf:"sl_ports"`
+	SlPrev4      *ebpf.MapSpec `ebpf:"sl_prev4"`
+	SlPrev6      *ebpf.MapSpec `ebpf:"sl_prev6"`
 	SlProxy      *ebpf.MapSpec `ebpf:"sl_proxy"`
 	SlProxyBeat  *ebpf.MapSpec `ebpf:"sl_proxy_beat"`
 	SlProxyTaken *ebpf.MapSpec `ebpf:"sl_proxy_taken"`
@@ -164,8 +208,14 @@ type FromTapMapSpecs struct {
 	SlRing6      *ebpf.MapSpec `ebpf:"sl_ring6"`
 	SlRule       *ebpf.MapSpec `ebpf:"sl_rule"`
 	SlRun        *ebpf.MapSpec `ebpf:"sl_run"`
+	SlShare      *ebpf.MapSpec `ebpf:"sl_share"`
+	SlSk         *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4       *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6       *ebpf.MapSpec `ebpf:"sl_src6"`
 	SlTable      *ebpf.MapSpec `ebpf:"sl_table"`
 	SlTableKey   *ebpf.MapSpec `ebpf:"sl_table_key"`
+	SlXl4        *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6        *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // FromTapVariableSpecs contains global variables before they are loaded into the kernel.
@@ -206,12 +256,19 @@ func (o *FromTapObjects) Close() error {
 //
 // It can be passed to LoadFromTapObjects or ebpf.CollectionSpec.LoadAndAssign.
 type FromTapMaps struct {
+	SlAff4       *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6       *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4   *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6   *ebpf.Map `ebpf:"sl_answers6"`
+	SlBe4        *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6        *ebpf.Map `ebpf:"sl_be6"`
 	SlBound      *ebpf.Map `ebpf:"sl_bound"`
 	SlBudget     *ebpf.Map `ebpf:"sl_budget"`
 	SlCidr4      *ebpf.Map `ebpf:"sl_cidr4"`
 	SlCidr6      *ebpf.Map `ebpf:"sl_cidr6"`
 	SlClass      *ebpf.Map `ebpf:"sl_class"`
 	SlClassKey   *ebpf.Map `ebpf:"sl_class_key"`
+	SlCount      *ebpf.Map `ebpf:"sl_count"`
 	SlCt4        *ebpf.Map `ebpf:"sl_ct4"`
 	SlCt6        *ebpf.Map `ebpf:"sl_ct6"`
 	SlCtStats    *ebpf.Map `ebpf:"sl_ct_stats"`
@@ -219,7 +276,10 @@ type FromTapMaps struct {
 	SlEp         *ebpf.Map `ebpf:"sl_ep"`
 	SlEpLimits   *ebpf.Map `ebpf:"sl_ep_limits"`
 	SlEvents     *ebpf.Map `ebpf:"sl_events"`
+	SlFe4        *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6        *ebpf.Map `ebpf:"sl_fe6"`
 	SlFrag       *ebpf.Map `ebpf:"sl_frag"`
+	SlFront      *ebpf.Map `ebpf:"sl_front"`
 	SlGen        *ebpf.Map `ebpf:"sl_gen"`
 	SlHeld       *ebpf.Map `ebpf:"sl_held"`
 	SlId         *ebpf.Map `ebpf:"sl_id"`
@@ -229,13 +289,22 @@ type FromTapMaps struct {
 	SlIpc4       *ebpf.Map `ebpf:"sl_ipc4"`
 	SlIpc6       *ebpf.Map `ebpf:"sl_ipc6"`
 	SlLimits     *ebpf.Map `ebpf:"sl_limits"`
+	SlMember     *ebpf.Map `ebpf:"sl_member"`
 	SlMetrics    *ebpf.Map `ebpf:"sl_metrics"`
 	SlNode       *ebpf.Map `ebpf:"sl_node"`
 	SlNodeAddr   *ebpf.Map `ebpf:"sl_node_addr"`
+	SlNs         *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn        *ebpf.Map `ebpf:"sl_own"`
 	SlPeer       *ebpf.Map `ebpf:"sl_peer"`
 	SlPgen       *ebpf.Map `ebpf:"sl_pgen"`
+	SlPodAff4    *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6    *ebpf.Map `ebpf:"sl_pod_aff6"`
 	SlPodFrag    *ebpf.Map `ebpf:"sl_pod_frag"`
+	SlPodXl4     *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6     *ebpf.Map `ebpf:"sl_pod_xl6"`
 	SlPorts      *ebpf.Map `ebpf:"sl_ports"`
+	SlPrev4      *ebpf.Map `ebpf:"sl_prev4"`
+	SlPrev6      *ebpf.Map `ebpf:"sl_prev6"`
 	SlProxy      *ebpf.Map `ebpf:"sl_proxy"`
 	SlProxyBeat  *ebpf.Map `ebpf:"sl_proxy_beat"`
 	SlProxyTaken *ebpf.Map `ebpf:"sl_proxy_taken"`
@@ -247,18 +316,31 @@ type FromTapMaps struct {
 	SlRing6      *ebpf.Map `ebpf:"sl_ring6"`
 	SlRule       *ebpf.Map `ebpf:"sl_rule"`
 	SlRun        *ebpf.Map `ebpf:"sl_run"`
+	SlShare      *ebpf.Map `ebpf:"sl_share"`
+	SlSk         *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4       *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6       *ebpf.Map `ebpf:"sl_src6"`
 	SlTable      *ebpf.Map `ebpf:"sl_table"`
 	SlTableKey   *ebpf.Map `ebpf:"sl_table_key"`
+	SlXl4        *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6        *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *FromTapMaps) Close() error {
 	return _FromTapClose(
+		m.SlAff4,
+		m.SlAff6,
+		m.SlAnswers4,
+		m.SlAnswers6,
+		m.SlBe4,
+		m.SlBe6,
 		m.SlBound,
 		m.SlBudget,
 		m.SlCidr4,
 		m.SlCidr6,
 		m.SlClass,
 		m.SlClassKey,
+		m.SlCount,
 		m.SlCt4,
 		m.SlCt6,
 		m.SlCtStats,
@@ -266,7 +348,10 @@ func (m *FromTapMaps) Close() error {
 		m.SlEp,
 		m.SlEpLimits,
 		m.SlEvents,
+		m.SlFe4,
+		m.SlFe6,
 		m.SlFrag,
+		m.SlFront,
 		m.SlGen,
 		m.SlHeld,
 		m.SlId,
@@ -276,13 +361,22 @@ func (m *FromTapMaps) Close() error {
 		m.SlIpc4,
 		m.SlIpc6,
 		m.SlLimits,
+		m.SlMember,
 		m.SlMetrics,
 		m.SlNode,
 		m.SlNodeAddr,
+		m.SlNs,
+		m.SlOwn,
 		m.SlPeer,
 		m.SlPgen,
+		m.SlPodAff4,
+		m.SlPodAff6,
 		m.SlPodFrag,
+		m.SlPodXl4,
+		m.SlPodXl6,
 		m.SlPorts,
+		m.SlPrev4,
+		m.SlPrev6,
 		m.SlProxy,
 		m.SlProxyBeat,
 		m.SlProxyTaken,
@@ -294,8 +388,14 @@ func (m *FromTapMaps) Close() error {
 		m.SlRing6,
 		m.SlRule,
 		m.SlRun,
+		m.SlShare,
+		m.SlSk,
+		m.SlSrc4,
+		m.SlSrc6,
 		m.SlTable,
 		m.SlTableKey,
+		m.SlXl4,
+		m.SlXl6,
 	)
 }
 

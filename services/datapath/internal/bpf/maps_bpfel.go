@@ -413,7 +413,8 @@ type MapsSlPacket struct {
 	FirstInSecond uint8
 	Direct        uint8
 	SendingNode   uint16
-	Pad4          [2]uint8
+	Held          uint8
+	Pad4          uint8
 	Question      MapsSlQuestion
 	Side          MapsSlSide
 	InRing        uint8
@@ -497,15 +498,16 @@ type MapsSlProxyTaken struct {
 }
 
 type MapsSlQuestion struct {
-	_         structs.HostLayout
-	Addr      [16]uint8
-	Identity  uint32
-	Point     uint32
-	Table     uint16
-	Family    uint8
-	Direction uint8
-	Flags     uint8
-	Pad       [3]uint8
+	_           structs.HostLayout
+	Addr        [16]uint8
+	Identity    uint32
+	Point       uint32
+	Table       uint16
+	Family      uint8
+	Direction   uint8
+	Flags       uint8
+	MayRedirect uint8
+	Pad         [2]uint8
 }
 
 type MapsSlRate struct {
@@ -658,14 +660,14 @@ type MapsSlShareKey struct {
 }
 
 type MapsSlSide struct {
-	_       structs.HostLayout
-	Epoch   uint32
-	Table   uint16
-	Rule    uint16
-	By      uint8
-	Action  uint8
-	Audited uint8
-	Pad     uint8
+	_         structs.HostLayout
+	Epoch     uint32
+	Table     uint16
+	Rule      uint16
+	By        uint8
+	Action    uint8
+	Audited   uint8
+	Redirects uint8
 }
 
 type MapsSlSock struct {

@@ -39,7 +39,7 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, devices := range []program.Devices{program.Endpoints, program.Tunnel, program.Uplinks, program.Sockets} {
+		for _, devices := range []program.Devices{program.Endpoints, program.Tunnel, program.Uplinks, program.Sockets, program.Taps} {
 			wantBounded(t, k.Programs.On(devices))
 		}
 		if err := k.Close(); err != nil {

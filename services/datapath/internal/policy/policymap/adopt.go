@@ -160,7 +160,7 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 		return nil, err
 	}
 	for _, r := range rules {
-		lt.rules = append(lt.rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: policytable.Tier(r.Tier), Proxy: policytable.Proxy(r.Redirect)})
+		lt.rules = append(lt.rules, ruleOf(r))
 	}
 	for _, n := range c.ports[lt.nodeSpan.base:lt.nodeSpan.end()] {
 		if n == (bpf.MapsSlPortNode{}) {

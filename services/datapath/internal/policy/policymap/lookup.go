@@ -135,7 +135,7 @@ func (s *tableStore) readBack(lt *liveTable) (nodetable.Content, error) {
 		if err != nil {
 			return c, err
 		}
-		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.Action), Tier: policytable.Tier(r.Tier), Proxy: policytable.Proxy(r.Redirect)})
+		c.Rules = append(c.Rules, ruleOf(r))
 	}
 	nodes, roots := make([]portNode, len(lt.nodes)), make([]uint32, len(lt.classes))
 	for i := range lt.nodes {

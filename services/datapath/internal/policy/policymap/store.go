@@ -187,9 +187,25 @@ func (s *tableStore) endDrain(rs []*retired, passed bool) error {
 func ruleValues(rules []policytable.Rule) []bpf.MapsSlRule {
 	vs := make([]bpf.MapsSlRule, len(rules))
 	for i, r := range rules {
-		vs[i] = bpf.MapsSlRule{Action: uint8(r.Action), Tier: uint8(r.Tier), Redirect: uint16(r.Proxy)}
+		vs[i] = bpf.MapsSlRule{
+			Action: uint8(r.Action), Tier: uint8(r.Tier), Redirect: uint16(r.Proxy), Flags: uint32(r.RuleSet),
+		}
+		if r.PassesWithoutProxy {
+			vs[i].Flags |= passesAway
+		}
 	}
 	return vs
+}
+
+// passesAway is SL_RULE_PASSES_AWAY of sl_rule.flags; the lower 16 bits are the number of the rule set.
+const passesAway = 1 << 16
+
+// ruleOf decodes an element of sl_rule.
+func ruleOf(r bpf.MapsSlRule) policytable.Rule {
+	return policytable.Rule{
+		Action: policytable.Action(r.Action), Tier: policytable.Tier(r.Tier), Proxy: policytable.Proxy(r.Redirect),
+		RuleSet: policytable.RuleSet(r.Flags), PassesWithoutProxy: r.Flags&passesAway != 0,
+	}
 }
 
 func nodeValues(nodes []portNode, base int) []bpf.MapsSlPortNode {

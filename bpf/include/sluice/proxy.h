@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_PROXY_H
+#define SLUICE_PROXY_H
+
+/*
+ * Which proxies run, and how endpoints share the queue to a proxy.
+ *
+ * A proxy is away if its lease has ended, which the datapath writes into sl_proxy. A heartbeat that
+ * is late proves less: a process that gets little CPU time misses it. Only where packets may pass
+ * without the proxy, a late heartbeat is enough; elsewhere packets wait in the queue.
+ *
+ * One half of the queue's share of a window is common. Of the other half, each of the n endpoints
+ * that sent in this window or in the last one is guaranteed 1/n. A window ends with a heartbeat, not
+ * with time: while the proxy is stopped, its queue does not fill up.
+ */
+
+#include <bpf/bpf_helpers.h>
+#include <sluice/compiler.h>
+#include <sluice/maps.h>
+
+#define SL_PROXY_LATE 100000000 /* ns without a heartbeat */
+#define SL_PROXY_PERIOD 15000000 /* ns; heartbeats come every 20 ms */
+
+static __always_inline struct sl_proxy *proxy_of(__u32 kind)
+{
+	return bpf_map_lookup_elem(&sl_proxy, &kind);
+}
+
+/* The device of a proxy, and its state << 32. */
+static __always_inline __u64 proxy_word(const struct sl_proxy *proxy)
+{
+	_Static_assert(offsetof(struct sl_proxy, device) == 0 &&
+			       offsetof(struct sl_proxy, state) == 4,
+		       "one word");
+	return READ_ONCE(*(const __u64 *)proxy);
+}
+
+static __always_inline bool is_attached(__u64 word)
+{
+	return (__u32)word && word >> 32 == SL_PROXY_ATTACHED;
+}
+
+static __always_inline __u64 last_beat(__u32 kind)
+{
+	__u64 *beat = bpf_map_lookup_elem(&sl_proxy_beat, &kind);
+
+	return beat ? READ_ONCE(*beat) : 0;
+}
+
+/* Whether the device is the TAP device of a proxy. */
+static __always_inline bool is_tap(__u32 ifindex)
+{
+	struct sl_proxy *proxy = proxy_of(SL_PROXY_DNS);
+
+	return proxy && ifindex && (__u32)proxy_word(proxy) == ifindex;
+}
+
+/* Applies a rule that redirects. Whatever cannot be redirected is dropped. */
+static __always_inline enum sl_reason redirect(const struct sl_rule *rule,
+					       const struct sl_question *q, struct sl_side *side)
+{
+	bool passes = rule->flags & SL_RULE_PASSES_AWAY;
+	__u32 kind = rule->redirect;
+	struct sl_proxy *proxy;
+	__u64 word;
+
+	if (!q->may_redirect || kind != SL_PROXY_DNS || !(rule->flags & SL_RULE_SET))
+		return SL_REASON_NO_PROXY;
+	proxy = proxy_of(kind);
+	if (!proxy)
+		return SL_REASON_NO_PROXY;
+	word = proxy_word(proxy);
+	if (is_attached(word) &&
+	    !(passes && (__s64)(bpf_ktime_get_ns() - last_beat(kind)) > SL_PROXY_LATE)) {
+		side->redirects = SL_REDIRECTS_TO_PROXY;
+		return SL_CONTINUE;
+	}
+	if (passes) {
+		side->redirects = SL_REDIRECTS_NOT_NOW;
+		side->action = SL_ACTION_ALLOW;
+		return SL_CONTINUE;
+	}
+	return (__u32)word ? SL_REASON_PROXY_AWAY : SL_REASON_NO_PROXY;
+}
+
+/* Begins the window of the last heartbeat, unless it has begun. Returns the window. */
+static __always_inline __u64 begin_window(struct sl_proxy *proxy, __u64 beat)
+{
+	__u64 window = READ_ONCE(proxy->window);
+	__s64 since = (__s64)(beat - window);
+
+	/* a heartbeat of an earlier boot or of a broken proxy may be in the future */
+	if (since >= 0 && since < SL_PROXY_PERIOD)
+		return window;
+	if (__sync_val_compare_and_swap(&proxy->window, window, beat) != window)
+		return READ_ONCE(proxy->window);
+	proxy->last_takers = since < 4LL * SL_PROXY_PERIOD ? proxy->takers : 0;
+	proxy->takers = 0;
+	proxy->common = 0;
+	proxy->given = 0;
+	return beat;
+}
+
+/* Whether the endpoint may send another packet to the proxy. Two CPUs may both take the last one. */
+static __always_inline bool within_queue(struct sl_proxy *proxy, __u32 kind, __u32 slot)
+{
+	struct sl_proxy_taken *taken = bpf_map_lookup_elem(&sl_proxy_taken, &slot);
+	__u64 window = begin_window(proxy, last_beat(kind)) >> 10 << 32, packets;
+	__u32 takers, last;
+
+	if (!taken || READ_ONCE(proxy->given) >= 2 * SL_PROXY_WINDOW)
+		return false;
+	packets = READ_ONCE(taken->packets);
+	if ((packets ^ window) >> 32)
+		packets = window;
+	takers = READ_ONCE(proxy->takers);
+	last = READ_ONCE(proxy->last_takers);
+	if (takers < last)
+		takers = last;
+	if ((__u32)packets >= SL_PROXY_WINDOW / 2 / (takers ? takers : 1)) {
+		if (READ_ONCE(proxy->common) >= SL_PROXY_WINDOW / 2)
+			return false;
+		__sync_fetch_and_add(&proxy->common, 1);
+	}
+	if (!(__u32)packets)
+		__sync_fetch_and_add(&proxy->takers, 1);
+	__sync_fetch_and_add(&proxy->given, 1);
+	*(volatile __u64 *)&taken->packets = packets + 1;
+	return true;
+}
+
+#endif

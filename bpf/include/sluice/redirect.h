@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: (BSD-2-Clause OR GPL-2.0-only) */
+/* Copyright 2026 The Sluice Authors */
+#ifndef SLUICE_REDIRECT_H
+#define SLUICE_REDIRECT_H
+
+/*
+ * Packets that a rule redirects to a proxy. They leave by the proxy's TAP device. The proxy reads
+ * them, and sends them on when it has evaluated them: sluice_from_tap receives those.
+ *
+ * A packet of a local pod, of either direction, is redirected by sluice_from_pod, before the stack
+ * can see it, and comes back to sluice_from_pod. Answers from elsewhere are redirected by the
+ * program that would deliver them; if the stack has to see them, by sluice_to_pod. A pod's packet
+ * that the stack has forwarded must have been held under the same set of rules; the stack may have
+ * changed its destination since. Otherwise it is dropped, because sluice_from_tap could not tell
+ * it from a packet that was not forwarded yet.
+ */
+
+#include <sluice/asked.h>
+#include <sluice/deliver.h>
+#include <sluice/mark.h>
+#include <sluice/packet.h>
+#include <sluice/policy.h>
+#include <sluice/proxy.h>
+#include <sluice/rewrite.h>
+
+/* Whether the packet has to be held by a proxy. Only egress rules of local pods redirect. */
+static __always_inline bool is_redirected(const struct sl_packet *p)
+{
+	return unlikely(p->egress.redirects == SL_REDIRECTS_TO_PROXY);
+}
+
+static __always_inline bool is_of_pod(__u16 slot)
+{
+	return slot != SL_SLOT_NONE && slot != SL_SLOT_HOST;
+}
+
+/* The set of the rule that redirects the packet; 0: none. */
+__noinline int rule_set_of(struct sl_packet *p)
+{
+	const struct sl_table *table;
+	const struct sl_rule *rule;
+	__u32 id;
+
+	if (!p || !is_redirected(p))
+		return 0;
+	id = p->egress.table;
+	table = bpf_map_lookup_elem(&sl_table, &id);
+	if (!table)
+		return 0;
+	rule = rule_of(table, p->egress.rule);
+	if (!rule || rule->action != SL_ACTION_REDIRECT)
+		return 0;
+	return rule->flags & SL_RULE_SET;
+}
+
+/* The part of the mark by which was_held recognises a packet behind the stack. */
+static __always_inline __u32 mark_held(struct sl_packet *p)
+{
+	return (__u32)rule_set_of(p) << 16;
+}
+
+/* Whether a proxy has held this packet of a local pod, from the stack, under the same set. */
+static __always_inline bool was_held(struct __sk_buff *skb, struct sl_packet *p)
+{
+	__u32 mark = skb->mark, by = mark & SL_MARK_MASK;
+
+	return (by == SL_MARK_POD || by == SL_MARK_LOCAL) && mark >> 16 &&
+	       mark >> 16 == (__u32)rule_set_of(p);
+}
+
+/* The tag of a frame, in place of its Ethernet addresses. */
+struct sl_tag {
+	__u8 local; /* 2, as in a locally administered address */
+	__u8 version;
+	__be16 set; /* of rules */
+	__be16 endpoint; /* ID of the pod whose egress policy redirects */
+	__u8 local2; /* 2 */
+	__u8 direction; /* SL_TAG_... */
+	__u8 zero[4];
+};
+_Static_assert(sizeof(struct sl_tag) == 2 * ETH_ALEN, "the Ethernet addresses");
+
+#define SL_TAG_VERSION 1
+#define SL_TAG_OF_INITIATOR 1
+#define SL_TAG_OF_RESPONDER 2
+
+/* Writes the ends that the proxy has to see: those of the connection. */
+static __always_inline int rewrite_for_proxy(struct __sk_buff *skb, struct sl_packet *p)
+{
+	if (SL_PROGRAM == SL_PROGRAM_FROM_POD && cfg_services && p->translated)
+		return rewrite(skb, p);
+	if (SL_PROGRAM == SL_PROGRAM_TO_POD && p->readdressed)
+		return (int)rewrite_readdressed(skb, p);
+	return 0;
+}
+
+/* Sends the packet to the proxy. Must be called from the program itself: the stack below admit is
+ * exhausted.
+ */
+__noinline enum sl_reason give_to_proxy(struct __sk_buff *skb, struct sl_packet *p, __u32 *ifindex)
+{
+	struct sl_tag tag = { .local = 2, .version = SL_TAG_VERSION, .local2 = 2 };
+	struct sl_proxy *proxy = proxy_of(SL_PROXY_DNS);
+	struct sl_endpoint *dst;
+	enum sl_reason reason;
+	__u16 client;
+	__u64 word;
+	int set;
+
+	if (!p || !ifindex || !proxy)
+		return SL_REASON_NO_PROXY;
+	/* the stack answers, or fragments the packet; sluice_to_pod sees the fragments */
+	if (SL_PROGRAM != SL_PROGRAM_FROM_POD && SL_PROGRAM != SL_PROGRAM_TO_POD) {
+		dst = endpoint_at(p->dst_slot);
+		if (!dst)
+			return SL_REASON_NO_ROUTE;
+		reason = needs_stack(skb, p, dst);
+		if (reason)
+			return reason;
+	}
+	word = proxy_word(proxy);
+	if (!is_attached(word))
+		return SL_REASON_PROXY_AWAY;
+	set = rule_set_of(p);
+	if (!set)
+		return SL_REASON_NO_PROXY;
+	client = READ_ONCE(p->reply) ? p->dst_slot : p->src_slot;
+	if (!within_queue(proxy, SL_PROXY_DNS, client))
+		return SL_REASON_PROXY_BUDGET;
+	if (rewrite_for_proxy(skb, p))
+		return SL_REASON_REWRITE_FAILED;
+	tag.set = bpf_htons(set);
+	tag.endpoint = bpf_htons(client);
+	tag.direction = READ_ONCE(p->reply) ? SL_TAG_OF_RESPONDER : SL_TAG_OF_INITIATOR;
+	if (bpf_skb_store_bytes(skb, 0, &tag, sizeof(tag), 0))
+		return SL_REASON_REWRITE_FAILED;
+	*ifindex = (__u32)word;
+	return SL_REASON_FORWARDED_TO_PROXY;
+}
+
+#endif

@@ -143,7 +143,13 @@ SEC("tc") int sluice_from_tap(struct __sk_buff *skb)
 		return (int)bpf_redirect(ifindex, BPF_F_INGRESS);
 	}
 	observe(skb, p, reason);
-	return act(skb, reason, ifindex);
+	switch (reason) {
+	case SL_REASON_FORWARDED_TO_POD:
+	case SL_REASON_FORWARDED_TO_POD_DEVICE:
+		return act(skb, reason, ifindex);
+	default:
+		return TC_ACT_SHOT;
+	}
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

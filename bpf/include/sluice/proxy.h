@@ -102,14 +102,14 @@ static __always_inline __u64 begin_window(struct sl_proxy *proxy, __u64 beat)
 	return beat;
 }
 
-/* Whether the endpoint may send another packet to the proxy. Two CPUs may both take the last one. */
-static __always_inline bool within_queue(struct sl_proxy *proxy, __u32 kind, __u32 slot)
+/* Whether the endpoint may send n more packets to the proxy. Two CPUs may both take the last ones. */
+static __always_inline bool within_queue(struct sl_proxy *proxy, __u32 kind, __u32 slot, __u32 n)
 {
 	struct sl_proxy_taken *taken = bpf_map_lookup_elem(&sl_proxy_taken, &slot);
 	__u64 window = begin_window(proxy, last_beat(kind)) >> 10 << 32, packets;
 	__u32 takers, last;
 
-	if (!taken || READ_ONCE(proxy->given) >= 2 * SL_PROXY_WINDOW)
+	if (!taken || READ_ONCE(proxy->given) + n > 2 * SL_PROXY_WINDOW)
 		return false;
 	packets = READ_ONCE(taken->packets);
 	if ((packets ^ window) >> 32)
@@ -118,15 +118,15 @@ static __always_inline bool within_queue(struct sl_proxy *proxy, __u32 kind, __u
 	last = READ_ONCE(proxy->last_takers);
 	if (takers < last)
 		takers = last;
-	if ((__u32)packets >= SL_PROXY_WINDOW / 2 / (takers ? takers : 1)) {
-		if (READ_ONCE(proxy->common) >= SL_PROXY_WINDOW / 2)
+	if ((__u32)packets + n > SL_PROXY_WINDOW / 2 / (takers ? takers : 1)) {
+		if (READ_ONCE(proxy->common) + n > SL_PROXY_WINDOW / 2)
 			return false;
-		__sync_fetch_and_add(&proxy->common, 1);
+		__sync_fetch_and_add(&proxy->common, n);
 	}
 	if (!(__u32)packets)
 		__sync_fetch_and_add(&proxy->takers, 1);
-	__sync_fetch_and_add(&proxy->given, 1);
-	*(volatile __u64 *)&taken->packets = packets + 1;
+	__sync_fetch_and_add(&proxy->given, n);
+	*(volatile __u64 *)&taken->packets = packets + n;
 	return true;
 }
 

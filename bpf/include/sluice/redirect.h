@@ -94,6 +94,12 @@ static __always_inline int rewrite_for_proxy(struct __sk_buff *skb, struct sl_pa
 	return 0;
 }
 
+/* How many packets the device gets: it takes no GSO packets. */
+static __always_inline __u32 packets_of(struct __sk_buff *skb)
+{
+	return skb->gso_size ? skb->len / skb->gso_size + 1 : 1;
+}
+
 /* Sends the packet to the proxy. Must be called from the program itself: the stack below admit is
  * exhausted.
  */
@@ -125,7 +131,7 @@ __noinline enum sl_reason give_to_proxy(struct __sk_buff *skb, struct sl_packet 
 	if (!set)
 		return SL_REASON_NO_PROXY;
 	client = READ_ONCE(p->reply) ? p->dst_slot : p->src_slot;
-	if (!within_queue(proxy, SL_PROXY_DNS, client))
+	if (!within_queue(proxy, SL_PROXY_DNS, client, packets_of(skb)))
 		return SL_REASON_PROXY_BUDGET;
 	if (rewrite_for_proxy(skb, p))
 		return SL_REASON_REWRITE_FAILED;

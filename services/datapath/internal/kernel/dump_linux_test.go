@@ -113,7 +113,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 	node.Hi[1], node.Val[1] = 6<<16|80, 1<<31|12
 	node.Hi[2], node.Val[2] = 17<<16|53, 3<<16|0xffff
 	put(bpf.MapsMapSlPorts, uint32(8), &node)
-	put(bpf.MapsMapSlRule, uint32(4), &bpf.MapsSlRule{Action: 1, Tier: 1, Redirect: 2})
+	put(bpf.MapsMapSlRule, uint32(4), &bpf.MapsSlRule{Action: 1, Tier: 1, Redirect: 1, Flags: 1<<16 | 7})
 	put(bpf.MapsMapSlClassKey, uint32(7), &bpf.MapsSlClassKey{Key: [16]byte{0xab, 15: 0xcd}})
 	put(bpf.MapsMapSlTableKey, uint32(16), &bpf.MapsSlTableKey{Hash: [32]byte{0xef, 31: 0x01}})
 	put(bpf.MapsMapSlBudget, uint32(2), &bpf.MapsSlBudget{Begun: 3, Limit: 5})
@@ -157,7 +157,7 @@ func TestKernelDumpIsInWords(t *testing.T) {
 		"sl_class": {"3: root 8"},
 		"sl_ports": {"8: hi [proto 6 port 79, proto 6 port 80, proto 17 port 53, proto 65535 port 65535, ...] " +
 			"val [rule 2, child admin 0 rule 12, admin 3, -, ...]"},
-		"sl_rule":      {"4: action redirect tier normal redirect 2"},
+		"sl_rule":      {"4: action redirect tier normal redirect dns set 7 passes-away"},
 		"sl_class_key": {"7: ab0000000000000000000000000000cd"},
 		"sl_table_key": {"16: ef00000000000000000000000000000000000000000000000000000000000001"},
 		"sl_budget":    {"endpoint 1 IPv4: begun 3 limit 5", "endpoint outside IPv6: begun 5 used-up N s ago limit 5"},

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/proxymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
 )
@@ -242,6 +243,30 @@ func TestKernelExplainSaysThatARedirectIsDropped(t *testing.T) {
 		}
 		if x.Ingress == nil || x.Ingress.Action != event.ActionDeny || x.Ingress.Table != nodetable.Deny {
 			t.Errorf("audit %v, the other side: %+v", audit, x.Ingress)
+		}
+	}
+}
+
+// TestKernelExplainFollowsRedirectsToTheProxy: the packet would go to the proxy, if it is attached.
+func TestKernelExplainFollowsRedirectsToTheProxy(t *testing.T) {
+	r, cast := newStage(t)
+	putNames(t, r.k)
+	setPolicy(t, r.k, cast["a"].Slot, endpointmap.Policy{Egress: namesOf7, Ingress: nodetable.Allow})
+	for _, c := range []struct {
+		proxy proxymap.Proxy
+		want  event.Reason
+	}{
+		{proxymap.Proxy{}, event.NoProxy},
+		{proxymap.Proxy{Device: otherDevice, Attached: true}, event.ForwardedToProxy},
+		{proxymap.Proxy{Device: otherDevice}, event.ProxyAway},
+	} {
+		must(t, "Set", r.k.Proxies.Set(policytable.ProxyDNS, c.proxy))
+		x, err := r.k.explainer().Explain(conntrack.Tuple{
+			Initiator: netip.AddrPortFrom(a.IPv4, 4000), Responder: netip.AddrPortFrom(b.IPv4, dnsPort), Protocol: 17,
+		})
+		must(t, "Explain", err)
+		if x.Reason != c.want || x.Egress == nil || !x.Egress.Redirects() || x.Egress.Rule != 2 {
+			t.Errorf("proxy %+v: %v, %+v, want %v", c.proxy, x.Reason, x.Egress, c.want)
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
@@ -36,6 +37,7 @@ var live = []string{
 	bpf.MapsMapSlIp4, bpf.MapsMapSlIp6, bpf.MapsMapSlIpc4, bpf.MapsMapSlIpc6, bpf.MapsMapSlPgen,
 	bpf.MapsMapSlTable, bpf.MapsMapSlClass, bpf.MapsMapSlPorts, bpf.MapsMapSlRule, bpf.MapsMapSlId,
 	bpf.MapsMapSlPeer, bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6, bpf.MapsMapSlNode, bpf.MapsMapSlNodeAddr,
+	bpf.MapsMapSlProxyBeat,
 }
 
 // privateEntries is the size of a private hash: the two ends of a packet, the host, and the ends of its connection.
@@ -277,7 +279,16 @@ func (ps *Programs) fill(q Question) error {
 				e[0] = e[0]&^0xffff | uint64(nodetable.Allow)
 			}
 			put(bpf.MapsMapSlEp, uint32(s), e)
+			put(bpf.MapsMapSlProxyTaken, uint32(s), bpf.MapsSlProxyTaken{})
 		}
+	}
+	// the proxies, with an empty queue
+	for kind := policytable.ProxyDNS; kind <= policytable.ProxyListener; kind++ {
+		var p bpf.MapsSlProxy
+		if err := ps.pins.Map(bpf.MapsMapSlProxy).Lookup(uint32(kind), &p); err != nil {
+			return fmt.Errorf("look up the proxy for %s: %w", kind, err)
+		}
+		put(bpf.MapsMapSlProxy, uint32(kind), bpf.MapsSlProxy{Device: p.Device, State: p.State})
 	}
 	// the budgets of both families
 	for _, sender := range []endpointmap.ID{q.Near.Slot, conntrack.Outside} {

@@ -196,7 +196,10 @@ func (r *randomTable) content() *nodetable.Content {
 	}, 0)
 	c := &whole
 	for range r.IntN(6) {
-		c.Rules = append(c.Rules, policytable.Rule{Action: policytable.Action(r.IntN(4)), Tier: policytable.Tier(r.IntN(4)), Proxy: policytable.Proxy(r.IntN(4))})
+		c.Rules = append(c.Rules, policytable.Rule{
+			Action: policytable.Action(r.IntN(4)), Tier: policytable.Tier(r.IntN(4)), Proxy: policytable.Proxy(r.IntN(4)),
+			RuleSet: policytable.RuleSet(r.IntN(1 << 16)), PassesWithoutProxy: r.IntN(2) == 1,
+		})
 	}
 	for range 1 + r.IntN(5) {
 		c.Classes = append(c.Classes, r.class(len(c.Rules)))

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package proxymap
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
+)
+
+func TestMain(m *testing.M) { kerneltest.Main(m) }
+
+func open(t *testing.T, dir string) (*Maps, *pin.Maps) {
+	t.Helper()
+	spec, err := bpf.LoadMaps()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pins, err := pin.Open(pin.Options{Dir: dir, Log: slog.New(slog.DiscardHandler)}, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := Open(pins)
+	t.Cleanup(func() {
+		m.Close()
+		if err := pins.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return m, pins
+}
+
+// TestProxiesOutliveTheProcess: the next process finds the device and the state of each proxy, and programs read both
+// in one word.
+func TestProxiesOutliveTheProcess(t *testing.T) {
+	dir := kerneltest.NewBPFFS(t)
+	m, _ := open(t, dir)
+	want := map[policytable.Proxy]Proxy{
+		policytable.ProxyDNS: {Device: 7, Attached: true}, policytable.ProxyHTTP: {Device: 8}, policytable.ProxyTLS: {},
+	}
+	for kind, p := range want {
+		if err := m.Set(kind, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	next, pins := open(t, dir)
+	for kind, p := range want {
+		if got, err := next.Get(kind); err != nil || got != p {
+			t.Errorf("%v: %+v, %v, want %+v", kind, got, err, p)
+		}
+	}
+	var raw bpf.MapsSlProxy
+	if err := pins.Map(bpf.MapsMapSlProxy).Lookup(uint32(policytable.ProxyDNS), &raw); err != nil || raw.Device != 7 || raw.State != attached {
+		t.Errorf("%+v, %v", raw, err)
+	}
+}
+
+func TestInvalidProxiesAreRefused(t *testing.T) {
+	m, _ := open(t, kerneltest.NewBPFFS(t))
+	for _, err := range []error{
+		m.Set(policytable.NoProxy, Proxy{Device: 1}), m.Set(policytable.ProxyListener+1, Proxy{Device: 1}),
+		m.Set(policytable.ProxyDNS, Proxy{Attached: true}),
+	} {
+		if !errors.Is(err, pin.ErrInvalid) {
+			t.Errorf("%v, want %v", err, pin.ErrInvalid)
+		}
+	}
+	if p, err := m.Get(policytable.ProxyDNS); err != nil || p != (Proxy{}) {
+		t.Errorf("%+v, %v", p, err)
+	}
+	m.Close()
+	if err := m.Set(policytable.ProxyDNS, Proxy{}); !errors.Is(err, pin.ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+}
+
+// TestHeartbeatsAreWrittenThroughTheirOwnMap: a proxy maps the memory of the heartbeats by the descriptor that it gets,
+// and this map has nothing else.
+func TestHeartbeatsAreWrittenThroughTheirOwnMap(t *testing.T) {
+	m, _ := open(t, kerneltest.NewBPFFS(t))
+	beats, err := m.Heartbeats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer beats.Close()
+	memory, err := unix.Mmap(beats.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	*(*uint64)(unsafe.Pointer(&memory[HeartbeatOffset(policytable.ProxyDNS)])) = uint64(time.Minute) //nolint:gosec // aligned
+	if at, err := m.LastHeartbeat(policytable.ProxyDNS); err != nil || at != time.Minute {
+		t.Errorf("%v, %v", at, err)
+	}
+	if at, err := m.LastHeartbeat(policytable.ProxyHTTP); err != nil || at != 0 {
+		t.Errorf("another proxy: %v, %v", at, err)
+	}
+	if err := unix.Munmap(memory); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestQueueLengthIsThatOfThePrograms: macros are not in the type information of the objects.
+func TestQueueLengthIsThatOfThePrograms(t *testing.T) {
+	text, err := os.ReadFile("../../../../../bpf/include/sluice/abi.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"SL_PROXY_QUEUE": QueueLength, "SL_PROXY_ATTACHED": attached, "SL_PROXY_DNS": int(policytable.ProxyDNS)} {
+		m := regexp.MustCompile(`#define ` + name + ` (\d+)\n`).FindSubmatch(text)
+		if m == nil {
+			t.Fatalf("abi.h does not define %s", name)
+		}
+		if got, err := strconv.Atoi(string(m[1])); err != nil || got != want {
+			t.Errorf("%s is %d, %v, in Go %d", name, got, err, want)
+		}
+	}
+}

@@ -94,7 +94,7 @@ static __always_inline enum sl_reason deliver_answer(struct __sk_buff *skb, stru
 		/* the entry was evicted just now */
 		return reason == SL_REASON_CONNECTION_INVALID ? SL_REASON_PROXY_FORGED : reason;
 	dst = endpoint_at(p->dst_slot);
-	/* only what the proxy itself has made can be too big */
+	/* only a packet of the proxy itself can be too big */
 	if (!dst || skb->len - ETH_HLEN > dst->mtu)
 		return SL_REASON_PROXY_FORGED;
 	if (needs_rewrite(p) && rewrite_for_pod(skb, p))

@@ -342,6 +342,12 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "queue of packets to the DNS proxy", Process: datapath, Default: "4,096 packets", Divided: ByEndpoint,
+		Beyond: "packets of an endpoint above its guarantee are dropped (`proxy-budget`)",
+		Shown:  "`observe`, `sluice_datapath_packets_total` (`proxy-budget`)",
+		Tests:  []string{"TestOnePodFillsNoQueueOfAnother"},
+	},
+	{
 		Name: "fragmented datagrams of pods", Process: datapath, Default: "3,584", Divided: ByEndpoint,
 		Beyond: "first fragments of an endpoint above its guarantee are dropped (`fragment-share`)",
 		Shown:  "`observe`, `sluice_datapath_packets_total` (`fragment-share`), `sluice shares`",

@@ -389,7 +389,7 @@ struct sl_port_node {
 _Static_assert(sizeof(struct sl_port_node) == 128, "two cache lines");
 
 /* sl_rule.flags of a redirect: the number of the set of layer 7 rules, 0: none; and whether packets
- * pass while the proxy is away.
+ * pass while the proxy is unavailable.
  */
 #define SL_RULE_SET 0xffff
 #define SL_RULE_PASSES_AWAY 0x10000
@@ -433,7 +433,7 @@ struct sl_proxy_taken {
 };
 
 /* The queue of a TAP device, in packets, and how many packets may enter it between two heartbeats
- * of the proxy. What entered in two windows fits into the queue, even with endpoints that are new.
+ * of the proxy. The queue holds the packets of two such windows, even with new endpoints.
  */
 #define SL_PROXY_QUEUE 4096
 #define SL_PROXY_WINDOW (SL_PROXY_QUEUE / 4)
@@ -724,7 +724,7 @@ _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
 
 /* sl_side.redirects: the deciding rule redirects, and the packet may pass */
 #define SL_REDIRECTS_TO_PROXY 1
-#define SL_REDIRECTS_NOT_NOW 2 /* without the proxy: it is away, or audit mode is on */
+#define SL_REDIRECTS_NOT_NOW 2 /* without the proxy: it is unavailable, or audit mode is on */
 
 /* The verdict of one side. */
 struct sl_side {

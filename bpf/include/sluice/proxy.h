@@ -6,13 +6,13 @@
 /*
  * Which proxies run, and how endpoints share the queue to a proxy.
  *
- * A proxy is away if its lease has ended, which the datapath writes into sl_proxy. A heartbeat that
- * is late proves less: a process that gets little CPU time misses it. Only where packets may pass
- * without the proxy, a late heartbeat is enough; elsewhere packets wait in the queue.
+ * A proxy is unavailable if its lease has ended: then the datapath changes sl_proxy. A late
+ * heartbeat proves less: a process that gets little CPU time misses it. It only counts where
+ * packets may pass without the proxy; elsewhere packets wait in the queue.
  *
  * One half of the queue's share of a window is common. Of the other half, each of the n endpoints
- * that sent in this window or in the last one is guaranteed 1/n. A window ends with a heartbeat, not
- * with time: while the proxy is stopped, its queue does not fill up.
+ * that sent in this window or in the last one is guaranteed 1/n. A window ends with a heartbeat
+ * instead of a time: while the proxy is stopped, its queue does not fill up.
  */
 
 #include <bpf/bpf_helpers.h>
@@ -56,7 +56,7 @@ static __always_inline bool is_tap(__u32 ifindex)
 	return proxy && ifindex && (__u32)proxy_word(proxy) == ifindex;
 }
 
-/* Applies a rule that redirects. Whatever cannot be redirected is dropped. */
+/* Applies a rule that redirects. Packets that no proxy can take are dropped. */
 static __always_inline enum sl_reason redirect(const struct sl_rule *rule,
 					       const struct sl_question *q, struct sl_side *side)
 {
@@ -102,7 +102,9 @@ static __always_inline __u64 begin_window(struct sl_proxy *proxy, __u64 beat)
 	return beat;
 }
 
-/* Whether the endpoint may send n more packets to the proxy. Two CPUs may both take the last ones. */
+/*
+ * Whether the endpoint may send n more packets to the proxy. Two CPUs may both take the last ones.
+ */
 static __always_inline bool within_queue(struct sl_proxy *proxy, __u32 kind, __u32 slot, __u32 n)
 {
 	struct sl_proxy_taken *taken = bpf_map_lookup_elem(&sl_proxy_taken, &slot);

@@ -84,7 +84,7 @@ _Static_assert(sizeof(struct sl_tag) == 2 * ETH_ALEN, "the Ethernet addresses");
 #define SL_TAG_OF_INITIATOR 1
 #define SL_TAG_OF_RESPONDER 2
 
-/* Writes the ends that the proxy has to see: those of the connection. */
+/* Writes the ends of the connection to the frame, for the proxy. */
 static __always_inline int rewrite_for_proxy(struct __sk_buff *skb, struct sl_packet *p)
 {
 	if (SL_PROGRAM == SL_PROGRAM_FROM_POD && cfg_services && p->translated)

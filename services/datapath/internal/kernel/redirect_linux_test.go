@@ -38,7 +38,7 @@ const dnsPort = 53
 const (
 	namesOf7    = nodetable.ID(60) // set 7
 	namesOf8    = nodetable.ID(61) // set 8
-	namesOfAll  = nodetable.ID(62) // set 9, passes while the proxy is away
+	namesOfAll  = nodetable.ID(62) // set 9, passes without the proxy
 	namesOfNone = nodetable.ID(63) // set 0
 	noNames     = nodetable.ID(64) // UDP at dnsPort is denied
 )
@@ -49,12 +49,16 @@ const passesAway = 1 << 16
 // putNames writes these tables.
 func putNames(t testing.TB, k *Kernel) {
 	t.Helper()
-	for id, flags := range map[nodetable.ID]uint32{namesOf7: 7, namesOf8: 8, namesOfAll: 9 | passesAway, namesOfNone: passesAway} {
+	for id, flags := range map[nodetable.ID]uint32{
+		namesOf7: 7, namesOf8: 8, namesOfAll: 9 | passesAway, namesOfNone: passesAway,
+	} {
 		redirecting(t, k, id, flags)
 	}
 	rawTable{
 		id: noNames, rules: []uint8{actAllow, actDeny},
-		classes: []map[uint32]uint32{{17<<16 | dnsPort - 1: rules(noAdmin, 1), 17<<16 | dnsPort: rules(noAdmin, 2), lastHi: rules(noAdmin, 1)}},
+		classes: []map[uint32]uint32{{
+			17<<16 | dnsPort - 1: rules(noAdmin, 1), 17<<16 | dnsPort: rules(noAdmin, 2), lastHi: rules(noAdmin, 1),
+		}},
 	}.put(t, k)
 }
 
@@ -111,7 +115,8 @@ func newTap(t *testing.T, k *Kernel, node *netlink.Handle, ns netns.NsHandle) *t
 		must(t, "name", err)
 		ifr.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_MULTI_QUEUE)
 		must(t, "create the TAP device", unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr))
-		must(t, "disable IPv6 of the device", os.WriteFile("/proc/sys/net/ipv6/conf/sldnstest/disable_ipv6", []byte("1"), 0))
+		const without6 = "/proc/sys/net/ipv6/conf/sldnstest/disable_ipv6"
+		must(t, "disable IPv6 of the device", os.WriteFile(without6, []byte("1"), 0))
 		p.file = os.NewFile(uintptr(fd), "tap")
 	})
 	if p.file == nil {
@@ -133,7 +138,8 @@ func newTap(t *testing.T, k *Kernel, node *netlink.Handle, ns netns.NsHandle) *t
 
 func (p *tap) attached(t testing.TB, is bool) {
 	t.Helper()
-	must(t, "Set", p.k.Proxies.Set(policytable.ProxyDNS, proxymap.Proxy{Device: uint32(p.link.Attrs().Index), Attached: is}))
+	device := uint32(p.link.Attrs().Index)
+	must(t, "Set", p.k.Proxies.Set(policytable.ProxyDNS, proxymap.Proxy{Device: device, Attached: is}))
 }
 
 func (p *tap) serve() {
@@ -196,15 +202,21 @@ func wantTag(t *testing.T, b []byte, set uint16, client endpointmap.ID, directio
 	}
 }
 
+// redirected returns how many packets went to a proxy.
+func redirected(gained map[cell]uint64) uint64 {
+	return gained[cell{event.ForwardedToProxy, event.Egress}] + gained[cell{event.ForwardedToProxy, event.Ingress}]
+}
+
 // ends returns the addresses and ports of a frame with UDP, without extension headers.
 func ends(b []byte) (src, dst netip.AddrPort) {
+	port := binary.BigEndian.Uint16
 	at, size, l4 := 26, 4, 34
 	if binary.BigEndian.Uint16(b[12:]) == etherIPv6 {
 		at, size, l4 = 22, 16, 54
 	}
 	s, _ := netip.AddrFromSlice(b[at : at+size])
 	d, _ := netip.AddrFromSlice(b[at+size : at+2*size])
-	return netip.AddrPortFrom(s, binary.BigEndian.Uint16(b[l4:])), netip.AddrPortFrom(d, binary.BigEndian.Uint16(b[l4+2:]))
+	return netip.AddrPortFrom(s, port(b[l4:])), netip.AddrPortFrom(d, port(b[l4+2:]))
 }
 
 // listenRaw returns a function that returns the next IP packet to a UDP port that a device of a namespace receives.
@@ -214,7 +226,7 @@ func listenRaw(t *testing.T, ns netns.NsHandle, dev string, port uint16) func() 
 	inNetns(t, ns, func() {
 		link, err := net.InterfaceByName(dev)
 		must(t, "find "+dev, err)
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, int(binary.BigEndian.Uint16([]byte{0, 3})))
+		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
 		must(t, "packet socket", err)
 		proto := binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL})
 		must(t, "bind", unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: link.Index, Protocol: proto}))
@@ -228,7 +240,8 @@ func listenRaw(t *testing.T, ns netns.NsHandle, dev string, port uint16) func() 
 		for {
 			n, _, err := unix.Recvfrom(fd, b, 0)
 			must(t, "receive a frame", err)
-			if kind := binary.BigEndian.Uint16(b[12:]); n < 62 && kind == etherIPv6 || kind != etherIPv4 && kind != etherIPv6 {
+			switch kind := binary.BigEndian.Uint16(b[12:]); {
+			case n < 42, kind == etherIPv6 && n < 62, kind != etherIPv4 && kind != etherIPv6:
 				continue
 			}
 			if _, dst := ends(b[:n]); dst.Port() == port {
@@ -299,7 +312,7 @@ func TestKernelHeldPacketIsReleasedBitForBit(t *testing.T) {
 					}
 					gained := f.a.gained(t, before)
 					wantNoDrops(t, "a", gained)
-					if n := gained[cell{event.ForwardedToProxy, event.Egress}] + gained[cell{event.ForwardedToProxy, event.Ingress}]; n != 2 {
+					if n := redirected(gained); n != 2 {
 						t.Errorf("forwarded-to-proxy counted %d times, want 2: %v", n, gained)
 					}
 				})
@@ -394,7 +407,7 @@ func TestKernelPodCannotSetTheProxyMark(t *testing.T) {
 		must(t, "send", err)
 		proxy.await(t, 1)
 	}
-	if gained := f.a.gained(t, before); gained[cell{event.ForwardedToProxy, event.Egress}] != 4 || gained[cell{event.ForwardedOverlay, event.Egress}] != 0 {
+	if gained := f.a.gained(t, before); redirected(gained) != 4 || gained[cell{event.ForwardedOverlay, event.Egress}] != 0 {
 		t.Errorf("%v, want all four queries at the proxy", gained)
 	}
 }
@@ -422,7 +435,8 @@ func TestKernelOnlyRedirectedConnectionsLeaveTheTap(t *testing.T) {
 		open := func(from *pod, sport uint16, to netip.Addr, dport uint16) {
 			t.Helper()
 			inNetns(t, from.ns, func() {
-				u, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(at(from), sport)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, dport)))
+				local, remote := netip.AddrPortFrom(at(from), sport), netip.AddrPortFrom(to, dport)
+				u, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(local), net.UDPAddrFromAddrPort(remote))
 				must(t, "open", err)
 				defer u.Close()
 				_, err = u.Write([]byte("query"))
@@ -490,7 +504,8 @@ func TestKernelOnlyRedirectedConnectionsLeaveTheTap(t *testing.T) {
 		}
 		servicetest.Eventually(t, "both queries to pass", func() bool {
 			gained := f.a.gained(t, before)
-			return gained[cell{event.ForwardedOverlay, event.Egress}] > 0 && gained[cell{event.ForwardedToPod, event.Egress}] > 0
+			there, here := cell{event.ForwardedOverlay, event.Egress}, cell{event.ForwardedToPod, event.Egress}
+			return gained[there] > 0 && gained[here] > 0
 		})
 		(&theatre{runner: f.a.runner}).forget(t)
 		before = f.a.counters(t)
@@ -514,7 +529,11 @@ func TestKernelReplyOfAServiceIsTranslatedBehindAProxy(t *testing.T) {
 			for j, c := range []struct {
 				ns netns.NsHandle
 				at netip.Addr
-			}{{near.ns, near.Addrs()[i]}, {f.b.pod.ns, f.b.pod.Addrs()[i]}, {f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[i]}} {
+			}{
+				{near.ns, near.Addrs()[i]},
+				{f.b.pod.ns, f.b.pod.Addrs()[i]},
+				{f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[i]},
+			} {
 				backend, vip := netip.AddrPortFrom(c.at, dnsPort), serviceAddr(addr, byte(50+j))
 				tell(t, c.ns, backend)
 				n.lead(vip, feAddress, backend)
@@ -553,7 +572,12 @@ func TestKernelFragmentedAnswerPassesTheProxy(t *testing.T) {
 			for _, c := range []struct {
 				ns netns.NsHandle
 				at netip.Addr
-			}{{near.ns, near.Addrs()[i]}, {f.b.pod.ns, f.b.pod.Addrs()[i]}, {f.outsider, f.outsideAddrs()[i]}, {f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[i]}} {
+			}{
+				{near.ns, near.Addrs()[i]},
+				{f.b.pod.ns, f.b.pod.Addrs()[i]},
+				{f.outsider, f.outsideAddrs()[i]},
+				{f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[i]},
+			} {
 				server := netip.AddrPortFrom(c.at, dnsPort)
 				answerUDP(t, c.ns, server)
 				proxy.taken()
@@ -593,7 +617,7 @@ func TestKernelRevokedPermissionStopsHeldPackets(t *testing.T) {
 			names(t, f.a.k, client, noNames)
 			before := f.a.counters(t)
 			proxy.write(t, held...)
-			// the egress rule of the client denies both; nothing is known about the server
+			// the egress rule of the client denies both; the server has no known identity
 			servicetest.Eventually(t, "the held packet to be dropped", func() bool {
 				gained := f.a.gained(t, before)
 				return gained[cell{event.IdentityUnknown, direction}] == 1

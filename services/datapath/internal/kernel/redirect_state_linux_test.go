@@ -136,7 +136,7 @@ func TestKernelChangedRuleActsOnTheNextQuery(t *testing.T) {
 			th.expect(t, say("b", "a", dnsAnswer, event.ForwardedToPod))
 		}
 		setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: noNames, Ingress: nodetable.Allow})
-		th.expect(t, say("a", "b", dnsQuery, event.IdentityUnknown)) // denied; nothing is known about b
+		th.expect(t, say("a", "b", dnsQuery, event.IdentityUnknown)) // denied; b has no known identity
 	})
 }
 
@@ -180,8 +180,8 @@ func TestKernelAuditModeLeavesTheProxyOut(t *testing.T) {
 	}
 }
 
-// TestKernelPacketBehindTheStackMustHaveBeenHeld: the stack may have translated a pod's packet since sluice_from_pod has
-// seen it. It passes if the proxy has evaluated it by the set of the rule that now redirects it.
+// TestKernelPacketBehindTheStackMustHaveBeenHeld: the stack may have translated a pod's packet after sluice_from_pod.
+// It passes if the proxy has evaluated it by the set of the rule that now redirects it.
 func TestKernelPacketBehindTheStackMustHaveBeenHeld(t *testing.T) {
 	bothFamilies(t, func(t *testing.T, v6 bool) {
 		th := newRedirects(t, v6, namesOf7)
@@ -193,7 +193,8 @@ func TestKernelPacketBehindTheStackMustHaveBeenHeld(t *testing.T) {
 				th.expect(t, say("a", "b", dnsQuery, event.ForwardedToProxy))
 			}
 			for mark, want := range map[uint32]event.Reason{
-				0: event.NoProxy, pod: event.NoProxy, local: event.NoProxy, 8<<16 | pod: event.NoProxy, 7 << 16: event.NoProxy,
+				0: event.NoProxy, pod: event.NoProxy, local: event.NoProxy, 8<<16 | pod: event.NoProxy,
+				7 << 16:           event.NoProxy,
 				7<<16 | evaluated: event.NoProxy, 7<<16 | 0x100: event.NoProxy,
 				7<<16 | pod: event.ForwardedFromStack, 7<<16 | local: event.ForwardedFromStack,
 			} {
@@ -264,10 +265,10 @@ func TestOnePodFillsNoQueueOfAnother(t *testing.T) {
 	for round := range uint64(3) {
 		atomic.StoreUint64(at, (round+1)*period)
 		if n := send("a", 2*window); n < window/2 || n > window {
-			t.Errorf("round %d: %d packets of the first pod entered the queue, want %d to %d", round, n, window/2, window)
+			t.Errorf("round %d: %d packets of the first pod entered, want %d to %d", round, n, window/2, window)
 		}
 		if n := send("b", window); n < window/4 || n > window/2 {
-			t.Errorf("round %d: %d packets of the second pod entered the queue, want %d to %d", round, n, window/4, window/2)
+			t.Errorf("round %d: %d packets of the second pod entered, want %d to %d", round, n, window/4, window/2)
 		}
 		if n := send("a", 10) + send("b", 10); n != 0 {
 			t.Errorf("round %d: %d further packets entered the queue", round, n)

@@ -727,7 +727,7 @@ const (
 	Reason_REASON_PROXY_FORGED Reason = 66
 	// The endpoint has used up its share of the queue of the proxy.
 	//
-	// Severity: capacity. Look at the endpoint, which sends or receives many DNS packets; see docs/shares.md.
+	// Severity: capacity. Look at the endpoint, which sends or receives many DNS packets; see docs/datapath.md.
 	Reason_REASON_PROXY_BUDGET Reason = 67
 )
 

@@ -25,7 +25,7 @@ const QueueLength = 4096
 // attached is SL_PROXY_ATTACHED.
 const attached = 1
 
-// Proxy is what the programs know about a proxy.
+// Proxy tells the programs where to send the packets for a proxy.
 type Proxy struct {
 	// Device is the index of the TAP device; 0: no proxy of the kind was ever attached.
 	Device uint32

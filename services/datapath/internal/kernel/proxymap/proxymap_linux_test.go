@@ -9,9 +9,9 @@ import (
 	"os"
 	"regexp"
 	"strconv"
+	"sync/atomic"
 	"testing"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -63,7 +63,8 @@ func TestProxiesOutliveTheProcess(t *testing.T) {
 		}
 	}
 	var raw bpf.MapsSlProxy
-	if err := pins.Map(bpf.MapsMapSlProxy).Lookup(uint32(policytable.ProxyDNS), &raw); err != nil || raw.Device != 7 || raw.State != attached {
+	err := pins.Map(bpf.MapsMapSlProxy).Lookup(uint32(policytable.ProxyDNS), &raw)
+	if err != nil || raw.Device != 7 || raw.State != attached {
 		t.Errorf("%+v, %v", raw, err)
 	}
 }
@@ -100,7 +101,7 @@ func TestHeartbeatsAreWrittenThroughTheirOwnMap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	*(*uint64)(unsafe.Pointer(&memory[HeartbeatOffset(policytable.ProxyDNS)])) = uint64(time.Minute) //nolint:gosec // aligned
+	atomic.StoreUint64(pin.Word(memory, int(HeartbeatOffset(policytable.ProxyDNS))), uint64(time.Minute))
 	if at, err := m.LastHeartbeat(policytable.ProxyDNS); err != nil || at != time.Minute {
 		t.Errorf("%v, %v", at, err)
 	}
@@ -118,7 +119,9 @@ func TestQueueLengthIsThatOfThePrograms(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]int{"SL_PROXY_QUEUE": QueueLength, "SL_PROXY_ATTACHED": attached, "SL_PROXY_DNS": int(policytable.ProxyDNS)} {
+	for name, want := range map[string]int{
+		"SL_PROXY_QUEUE": QueueLength, "SL_PROXY_ATTACHED": attached, "SL_PROXY_DNS": int(policytable.ProxyDNS),
+	} {
 		m := regexp.MustCompile(`#define ` + name + ` (\d+)\n`).FindSubmatch(text)
 		if m == nil {
 			t.Fatalf("abi.h does not define %s", name)

@@ -262,6 +262,16 @@ func TestOnePodFillsNoQueueOfAnother(t *testing.T) {
 		}
 		return entered
 	}
+	// The device gets the segments of a GSO packet: with 2 bytes each, the packet is more than 20 of them.
+	prog, ctx, in := th.frame(say("a", "world", dnsQuery, event.ForwardedToProxy))
+	ctx.GSOSize = 2
+	entered := 0
+	for th.run(t, prog, in, ctx, 0).reason == event.ForwardedToProxy {
+		entered++
+	}
+	if entered == 0 || entered > window/20 {
+		t.Errorf("%d GSO packets of the first pod entered, want 1 to %d", entered, window/20)
+	}
 	for round := range uint64(3) {
 		atomic.StoreUint64(at, (round+1)*period)
 		if n := send("a", 2*window); n < window/2 || n > window {

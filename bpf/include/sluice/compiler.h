@@ -23,6 +23,12 @@
  */
 #define use_argument(x) asm volatile("" : : "r"(x))
 
+/*
+ * Keeps what is computed from a pointer behind the check that it is not NULL. The verifier of
+ * Linux 6.1 rejects arithmetic before the check.
+ */
+#define is_checked(x) asm volatile("" : "+r"(x))
+
 /* Returns a if first is 1, b if it is 0, without a branch: the verifier would follow both ways of
  * a branch to the end.
  */

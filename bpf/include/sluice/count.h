@@ -28,7 +28,10 @@ static __always_inline __u32 *count_at(__u32 at)
 	__u32 element = at / SL_COUNTERS;
 	struct sl_counters *counters = bpf_map_lookup_elem(&sl_count, &element);
 
-	return counters ? &counters->n[at & (SL_COUNTERS - 1)] : NULL;
+	if (!counters)
+		return NULL;
+	is_checked(counters);
+	return &counters->n[at & (SL_COUNTERS - 1)];
 }
 
 static __always_inline __u32 counted(__u32 at)

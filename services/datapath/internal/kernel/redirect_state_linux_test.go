@@ -91,6 +91,8 @@ func TestKernelEveryNamePassesWhileTheProxyIsAway(t *testing.T) {
 		th.proxied(t, false)
 		beat(t, th.k, 0)
 		pass()
+		th.proxied(t, true) // which takes no TCP
+		th.expect(t, say("a", "b", segment(4000, dnsPort, flagSYN), event.ForwardedToPod))
 	})
 }
 

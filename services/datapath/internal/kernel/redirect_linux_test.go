@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -24,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -560,13 +562,17 @@ func TestKernelReplyOfAServiceIsTranslatedBehindAProxy(t *testing.T) {
 	})
 }
 
-// TestKernelFragmentedAnswerPassesTheProxy: fragments follow their first fragment to the proxy, and past it.
+// TestKernelFragmentedAnswerPassesTheProxy: fragments follow their first fragment to the proxy, and past it, even if the
+// server's pod has used up its guarantee of fragmented datagrams.
 func TestKernelFragmentedAnswerPassesTheProxy(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		client, near := f.a.pod, f.a.newPod(t, 20)
 		putNames(t, f.a.k)
 		names(t, f.a.k, client, namesOf7)
 		proxy := newTap(t, f.a.k, f.a.h, f.a.ns)
+		guarantee := int(unsafe.Offsetof(bpf.MapsSlBound{}.Guarantee)) +
+			int(bound.Fragments)*int(unsafe.Sizeof(bpf.MapsSlBound{}))
+		atomic.StoreUint32(pin.Word32(f.a.k.Pins.Memory(bpf.MapsMapSlBound), guarantee), 1)
 		for i, addr := range client.Addrs() {
 			f.routeFromOutside(t, addr, f.a)
 			for _, c := range []struct {

@@ -35,6 +35,9 @@ const (
 	StoreID        = FirstServiceID + 11
 )
 
+// ProxySocketName is the name of the socket for proxies in the directory of the sockets of sluice-datapath.
+const ProxySocketName = "proxy.sock"
+
 // ErrName is returned for an instance or service name that is not allowed in a path.
 var ErrName = errors.New("invalid name")
 
@@ -104,6 +107,11 @@ func (p Paths) ServiceRunDir(service string) string { return filepath.Join(p.Run
 // Socket returns the path of the service's gRPC socket.
 func (p Paths) Socket(service string) string {
 	return filepath.Join(p.RunDir, service, service+".sock")
+}
+
+// ProxySocket returns the path of the socket on which sluice-datapath hands the queues of TAP devices to proxies.
+func (p Paths) ProxySocket() string {
+	return filepath.Join(p.ServiceRunDir("datapath"), ProxySocketName)
 }
 
 // MetricsSocket returns the path of the unix socket on which the service serves its metrics over

@@ -22,6 +22,7 @@ func TestInstanceNameIsPartOfEveryDirectory(t *testing.T) {
 	for got, want := range map[string]string{
 		p.Socket("svc"):          "/tmp/x/run/sluice-blue-2/svc/svc.sock",
 		p.MetricsSocket("svc"):   "/tmp/x/run/sluice-blue-2/svc/metrics.sock",
+		p.ProxySocket():          "/tmp/x/run/sluice-blue-2/datapath/proxy.sock",
 		p.ServiceRunDir("svc"):   "/tmp/x/run/sluice-blue-2/svc",
 		p.ConfigFile("svc"):      "/tmp/x/etc/sluice-blue-2/svc.yaml",
 		p.ServiceStateDir("svc"): "/tmp/x/var/lib/sluice-blue-2/svc",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodefiles prepares the directories of the services of an instance, with owners and modes, and the bpffs. It
-// runs as root, before the services, and opens no socket.
+// Package nodefiles prepares the directories of the services of an instance, with owners and modes, the bpffs, and the
+// device node of TAP devices. It runs as root, before the services, and opens no socket.
 //
 // All operations are idempotent: correct parts are not touched, and interrupted operations are
 // completed.
@@ -85,8 +85,8 @@ func (s Service) directories(p instance.Paths) []directory {
 }
 
 // Prepare creates the directories of the services, gives files of a service's former user to its current user, mounts
-// the bpffs, and moves the pins of earlier versions into it. While it runs, no service may run as its former user. It
-// returns its changes, one line each, even if it fails.
+// the bpffs, and moves the pins of earlier versions into it. It opens the device node of TAP devices to the datapath.
+// While it runs, no service may run as its former user. It returns its changes, one line each, even if it fails.
 func Prepare(p instance.Paths, services ...Service) (changes []string, err error) {
 	for _, s := range services {
 		for _, d := range s.directories(p) {
@@ -99,6 +99,10 @@ func Prepare(p instance.Paths, services ...Service) (changes []string, err error
 		if s.BPF {
 			changed, err := s.prepareBPF(p)
 			changes = append(changes, changed...)
+			if err == nil {
+				changed, err = s.prepareTUN(p)
+				changes = append(changes, changed...)
+			}
 			if err != nil {
 				return changes, fmt.Errorf("prepare %s: %w", s.Name, err)
 			}

@@ -37,6 +37,8 @@ type ListenOptions struct {
 	DirMode fs.FileMode // mode of the directory if Listen creates it; 0750 if 0
 	UID     *uint32     // owner of the socket; the process's own if nil
 	GID     *uint32     // group of the socket, and of the directory if Listen creates it; the process's own if nil
+	// Packets makes a socket of type SOCK_SEQPACKET, whose connections have messages instead of a stream.
+	Packets bool
 	// MaxConns is the maximum number of open connections, 1,024 if 0.
 	MaxConns int
 	// MaxConnsPerUID is the maximum number of open connections per uid other than 0, half of MaxConns if 0. Further
@@ -129,7 +131,11 @@ func Listen(path string, o ListenOptions) (_ *Listener, err error) {
 		}
 		return cerr
 	}}
-	ln, err := lc.Listen(context.Background(), "unix", path+newSuffix)
+	network := "unix"
+	if o.Packets {
+		network = "unixpacket"
+	}
+	ln, err := lc.Listen(context.Background(), network, path+newSuffix)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}

@@ -415,3 +415,40 @@ func TestOneProcessOfRootLeavesConnectionsToAnother(t *testing.T) {
 		t.Errorf("after its connections were closed: processes %v", l.perRoot)
 	}
 }
+
+// TestPacketsKeepTheirBoundaries: a socket with messages is prepared like a stream, and its connections have the peer's
+// credentials.
+func TestPacketsKeepTheirBoundaries(t *testing.T) {
+	path := filepath.Join(shortDir(t), "s")
+	l, err := Listen(path, ListenOptions{Packets: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		t.Error("a stream was connected")
+	}
+	c, err := net.Dial("unixpacket", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	peer, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	for _, message := range []string{"one", "two"} {
+		if _, err := peer.Write([]byte(message)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := make([]byte, 64)
+	if n, err := c.Read(b); err != nil || string(b[:n]) != "one" {
+		t.Errorf("the first message is %q, %v", b[:n], err)
+	}
+	if cred := peer.(interface{ Cred() Cred }).Cred(); cred.UID != uint32(os.Getuid()) || cred.PID != int32(os.Getpid()) {
+		t.Errorf("credentials %+v", cred)
+	}
+}

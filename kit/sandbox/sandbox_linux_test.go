@@ -136,6 +136,8 @@ func calls() map[string]func() error {
 		"unmount":               func() error { return unix.Unmount("/mnt", 0) },
 		"make a namespace":      func() error { return errnoOf(unix.SYS_UNSHARE, unix.CLONE_NEWNS) },
 		"enter a namespace":     func() error { return errnoOf(unix.SYS_SETNS, 0, unix.CLONE_NEWNET) },
+		"make a TAP device":     tap,
+		"ask a device":          func() error { return errnoOf(unix.SYS_IOCTL, 0, unix.TUNGETFEATURES) },
 		"load a kernel module":  func() error { return errnoOf(unix.SYS_INIT_MODULE) },
 		"load another kernel":   func() error { return errnoOf(unix.SYS_KEXEC_LOAD) },
 		"use the kernel's keys": func() error { return errnoOf(unix.SYS_KEYCTL) },
@@ -167,6 +169,23 @@ func calls() map[string]func() error {
 		"listen and connect":  converse,
 		"end a short process": func() error { return errnoOf(unix.SYS_GETPID) },
 	}
+}
+
+// tap makes the ioctl of a TAP device. The file is another device, which does not know it.
+func tap() error {
+	f, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	request, err := unix.NewIfreq("tap0")
+	if err == nil {
+		err = unix.IoctlIfreq(int(f.Fd()), unix.TUNSETIFF, request)
+	}
+	if errors.Is(err, unix.ENOTTY) {
+		return nil
+	}
+	return err
 }
 
 // fork creates a child process that ends at once.
@@ -283,6 +302,9 @@ func child(dir, what string) int {
 	if err == nil && what == "datagram" {
 		err = RestrictCalls(Calls{Datagram: true})
 	}
+	if err == nil && what == "tap" {
+		err = RestrictCalls(Calls{TAP: true})
+	}
 	if err == nil && what == "files" {
 		_, err = RestrictFiles(Files{
 			Read:   []string{filepath.Join(dir, "read"), filepath.Join(dir, "file"), "/proc", "/no/such/thing"},
@@ -330,6 +352,11 @@ func TestKernelCallsThatNoServiceMakesFailInEveryThread(t *testing.T) {
 // TestKernelDatagramAllowsUDPAlone: Datagram allows no internet socket other than UDP.
 func TestKernelDatagramAllowsUDPAlone(t *testing.T) {
 	wantCalls(t, "datagram", "open a UDP socket")
+}
+
+// TestKernelTAPAllowsOneRequest: TAP allows the request that makes a TAP device, and no other ioctl.
+func TestKernelTAPAllowsOneRequest(t *testing.T) {
+	wantCalls(t, "tap", "make a TAP device")
 }
 
 // wantCalls makes the child try every operation. Only the common ones and the allowed ones may

@@ -33,6 +33,8 @@ type Calls struct {
 	// Enter allows setns into network namespaces, and the ioctl that returns the type of a
 	// namespace.
 	Enter bool
+	// TAP allows the ioctl that makes an open /dev/net/tun a queue of a TUN or TAP device.
+	TAP bool
 	// Names lists calls that are allowed with any arguments.
 	Names []string
 }
@@ -116,8 +118,16 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 	if c.Datagram && !c.Inet {
 		calls = append(calls, internet("socket", 1, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK), internet("socket", 2, 0))
 	}
+	var requests []uint64 // of ioctl
 	if c.Enter {
-		calls = append(calls, other("setns", 1, unix.CLONE_NEWNET), other("ioctl", 1, unix.NS_GET_NSTYPE))
+		calls = append(calls, other("setns", 1, unix.CLONE_NEWNET))
+		requests = append(requests, unix.NS_GET_NSTYPE)
+	}
+	if c.TAP {
+		requests = append(requests, unix.TUNSETIFF)
+	}
+	if len(requests) > 0 {
+		calls = append(calls, other("ioctl", 1, requests...))
 	}
 	return calls
 }

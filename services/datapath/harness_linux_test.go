@@ -133,6 +133,8 @@ type world struct {
 	cgroup     string                 // cgroup whose sockets can use services; "": none
 	pods6      netip.Prefix
 	mtu        uint16
+	proxies    func() (net.Listener, error) // nil: none can attach
+	tun        string                       // device node of TAP devices; "": the machine's
 }
 
 var (
@@ -208,6 +210,7 @@ func (w *world) open() opened {
 		records: records, ranges: w.ranges, cluster: w.cluster, registry: w.registry,
 		numbers:  filepath.Join(w.dir, "nodes.json"),
 		policies: w.policies, patience: w.wait, frontends: w.frontends, frontendState: w.state,
+		proxies: w.proxies, tun: w.tun,
 	}
 	if w.records != nil {
 		a.records = w.records(records)

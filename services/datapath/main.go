@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -271,6 +272,7 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 		numbers: filepath.Join(cfg.StateDir, "nodes.json"),
 		phase:   p.Phase,
 		hearing: called.cluster, beliefs: filepath.Join(cfg.StateDir, "belief.json"),
+		proxies: func() (net.Listener, error) { return listenForProxies(p) },
 	}
 	var err error
 	if a.bootID, err = durable.BootID(); err != nil {
@@ -303,6 +305,16 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 		}
 	}
 	return records, a, nil
+}
+
+// listenForProxies opens the socket for proxies in the directory of the process's own socket, for the same group.
+func listenForProxies(p *process.Process) (net.Listener, error) {
+	o := rpc.ListenOptions{Packets: true}
+	if group := p.Config.Socket.Group; group >= 0 {
+		gid := uint32(group) //nolint:gosec // checked with the configuration
+		o.GID = &gid
+	}
+	return rpc.Listen(filepath.Join(filepath.Dir(p.Config.Socket.Path), instance.ProxySocketName), o)
 }
 
 func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store, error) {

@@ -8,10 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/work"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpoints"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/kernelmaps"
@@ -21,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/proxymap"
 	nodes "github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/belief"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
@@ -33,6 +37,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/learned"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
+	"github.com/sluice-net/sluice/services/datapath/internal/proxy"
+	"github.com/sluice-net/sluice/services/datapath/internal/proxy/tap"
+	"github.com/sluice-net/sluice/services/datapath/internal/server"
 	services "github.com/sluice-net/sluice/services/datapath/internal/service"
 	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
@@ -62,6 +69,9 @@ type around struct {
 	frontends     frontendstream.Service // nil: services are not translated
 	frontendState frontendstream.Memory  // nil: the state is not kept
 
+	proxies func() (net.Listener, error) // opens the socket for proxies; nil: none can attach
+	tun     string                       // device node of TAP devices; "": the machine's
+
 	phase    func(name string, f func() error) error // runs and reports a step of the start; nil: just calls it
 	patience time.Duration                           // how long a creation waits for its tables; 0: 10 s
 }
@@ -73,6 +83,7 @@ type datapath struct {
 	Kernel      *kernel.Kernel
 	Ranges      *podrange.Set
 	Devices     *netdev.Netdev
+	Proxy       *proxy.Proxy // nil with validateOnly
 	Node        *nodes.Node
 	Policy      *policy.Policy     // nil in policy mode none
 	Services    *services.Services // nil: services are not translated
@@ -128,6 +139,9 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 		return nil, err
 	}
 	d.closers = append(d.closers, func() error { d.Devices.Close(); return nil })
+	if err := d.openProxy(cfg, a); err != nil {
+		return nil, err
+	}
 	if d.Node, err = d.openNode(cfg, a, sysctls); err != nil {
 		return nil, err
 	}
@@ -163,6 +177,9 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 	}
 	if d.Services != nil {
 		d.subjects = append(d.subjects, d.Services)
+	}
+	if d.Proxy != nil {
+		d.subjects = append(d.subjects, d.Proxy)
 	}
 	d.subjects = append(d.subjects, d.Node, d.Observation, connections{d.Collector, d.Kernel})
 	return d, nil
@@ -210,6 +227,33 @@ func (d *datapath) setsSysctls(cfg Config) (set bool, err error) {
 	return set, err
 }
 
+// openProxy opens what the DNS proxy attaches to. It opens the device node of TAP devices, which the sandbox forbids
+// later.
+func (d *datapath) openProxy(cfg Config, a around) error {
+	if cfg.ValidateOnly || a.proxies == nil {
+		return nil
+	}
+	device, err := tap.Open(tap.Options{
+		Home: d.Home, Instance: a.instance, Kind: policytable.ProxyDNS, Queue: proxymap.QueueLength,
+		Programs: func() []*program.Program { return d.Kernel.Programs.On(program.Taps) }, ProcSysNet: cfg.ProcSysNet,
+		File: a.tun,
+	})
+	if err != nil {
+		return err
+	}
+	d.closers = append(d.closers, func() error { device.Close(); return nil })
+	heartbeats, err := d.Kernel.Proxies.Heartbeats()
+	if err != nil {
+		return fmt.Errorf("open the heartbeats of proxies: %w", err)
+	}
+	d.closers = append(d.closers, heartbeats.Close)
+	d.Proxy = proxy.Open(proxy.Options{
+		Kind: policytable.ProxyDNS, Device: device, Maps: d.Kernel.Proxies, Heartbeats: heartbeats.FD(),
+		Listen: a.proxies, Encode: server.ProxyAttachment, Users: []uint32{0, instance.DNSID}, Log: a.log,
+	})
+	return nil
+}
+
 func (d *datapath) openNode(cfg Config, a around, sysctls bool) (*nodes.Node, error) {
 	k := d.Kernel
 	maps := nodes.Maps{Addresses: k.Addresses, IPCache: k.IPCache, Endpoints: k.Endpoints, Nodes: k.Nodes, Programs: k.Programs.On}
@@ -231,6 +275,9 @@ func (d *datapath) openNode(cfg Config, a around, sysctls bool) (*nodes.Node, er
 		ProcSysNet: cfg.ProcSysNet, Repair: cfg.Audit.Repair,
 		Source: a.cluster, Registry: a.registry, Publisher: a.publisher, Hearing: a.hearing,
 		Numbers: a.numbers, Beliefs: a.beliefs, ValidateOnly: cfg.ValidateOnly,
+	}
+	if d.Proxy != nil {
+		o.Proxy = d.Proxy
 	}
 	if cfg.Masquerade.Enabled {
 		o.Masquerade = &cfg.Masquerade.Except
@@ -331,23 +378,28 @@ func (d *datapath) tasks() (all []work.Task) {
 
 // uninstallNode removes everything that an instance created in the caller's network namespace: first the devices of its
 // endpoints, then the node-wide devices, routes and rules. Missing objects are not an error.
-func uninstallNode(instance string, cidrs []netip.Prefix) error {
+func uninstallNode(name string, cidrs []netip.Prefix) error {
 	home, err := netns.Current()
 	if err != nil {
 		return fmt.Errorf("open the node's network namespace: %w", err)
 	}
 	defer home.Close()
-	dev, err := netdev.Open(netdev.Options{Home: home, Instance: instance, Ranges: podrange.Of(cidrs, false)})
+	dev, err := netdev.Open(netdev.Options{Home: home, Instance: name, Ranges: podrange.Of(cidrs, false)})
 	if err != nil {
 		return err
 	}
 	defer dev.Close()
-	others, err := underlay.Open(underlay.Options{Home: home, Instance: instance})
+	others, err := underlay.Open(underlay.Options{Home: home, Instance: name})
 	if err != nil {
 		return err
 	}
 	defer others.Close()
-	err = errors.Join(others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
+	device, err := tap.Open(tap.Options{Home: home, Instance: name, Kind: policytable.ProxyDNS})
+	if err != nil {
+		return err
+	}
+	defer device.Close()
+	err = errors.Join(device.Remove(), others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
 	// The firewall is removed last: until then it drops packets from devices without programs.
-	return errors.Join(err, firewall.New(home, instance, nil, firewall.Marks{}).Remove())
+	return errors.Join(err, firewall.New(home, name, nil, firewall.Marks{}).Remove())
 }

@@ -27,6 +27,9 @@ func (d *datapath) parts(called callees, policy *server.PolicyPart) []server.Par
 	if d.Services != nil {
 		all = append(all, server.ServicesPart{Frontends: d.Services.Frontends, Ender: d.Services, Kernel: d.Kernel.Services})
 	}
+	if d.Proxy != nil {
+		all = append(all, server.ProxiesPart{Proxies: []server.Proxy{d.Proxy}})
+	}
 	if d.Node.Prober != nil {
 		all = append(all, server.ProbesPart{State: d.Node.Prober.State})
 	}

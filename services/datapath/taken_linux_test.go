@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/proxy/tap"
 )
 
 // takenEnv makes the test binary act as a compromised datapath: it has the privileges of the real one, and attempts
@@ -93,6 +94,7 @@ func misdeeds(dir string, cfg Config) map[string]func() error {
 		"open a file by handle":               raw(unix.SYS_OPEN_BY_HANDLE_AT),
 		"mount":                               func() error { return unix.Mount("none", dir, "tmpfs", 0, "") },
 		"enter a mount namespace":             raw(unix.SYS_SETNS, 0, unix.CLONE_NEWNS),
+		"open /dev/net/tun again":             write(tap.File),
 		"load a kernel module":                raw(unix.SYS_INIT_MODULE),
 		"load another kernel":                 raw(unix.SYS_KEXEC_LOAD),
 		"use the kernel's keys":               raw(unix.SYS_KEYCTL),

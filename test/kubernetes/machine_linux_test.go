@@ -62,6 +62,7 @@ func newMachine(t *testing.T) *machine {
 	m.must(unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	for _, path := range []string{
 		"run/netns", "run/sluice", "var/lib/sluice", "var/lib/sluice-etcd", "etc/cni/net.d", "opt/cni/bin", "token",
+		"dev/net",
 	} {
 		m.must(os.MkdirAll(filepath.Join(dir, path), 0o755))
 	}

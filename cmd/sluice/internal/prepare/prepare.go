@@ -19,8 +19,9 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Short: "Create the directories and the bpffs that the services need",
 		Long: `Create the run and state directories of an instance, each owned by the user of its service;
 files that an earlier version created as another user get this user as owner. Mount the
-bpffs for the pins of the datapath, and move pins of an earlier version there. Run it as
-root before the services; running it again changes nothing.`,
+bpffs for the pins of the datapath, and move pins of an earlier version there. Open
+/dev/net/tun, and give it to the datapath if its user has no access. Run it as root before
+the services; running it again changes nothing.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(*cobra.Command, []string) error { return run(inv) },
 	}

@@ -549,6 +549,9 @@ func datapathRows(w io.Writer, d *datapathv1.GetStatusResponse, p *policyv1.GetS
 	if r := d.GetPodRouting(); r != nil {
 		output.Row(w, "Routing", routingText(r))
 	}
+	for _, p := range d.GetProxies() {
+		output.Row(w, "Proxy", proxyText(p))
+	}
 	if n := d.GetConnections(); n != nil {
 		output.Row(w, "Connections", fmt.Sprintf("%d live; %d begun, %d ended by policy, %d expired, %d evicted",
 			n.GetLive(), n.GetCreated(), n.GetRevoked(), n.GetExpired(), n.GetEvicted()))
@@ -599,6 +602,23 @@ func probesText(p *datapathv1.NodeProbes) string {
 		text += fmt.Sprintf(", slowest %.*f ms", digits, float64(slowest)/1000)
 	}
 	return text
+}
+
+// proxyText returns whether a proxy is attached, with its device and the age of its heartbeat, or why none can be.
+func proxyText(p *datapathv1.ProxyStatus) string {
+	kind := output.Enum(p.GetProxy(), "PROXY_")
+	switch {
+	case p.GetAttached() && p.GetHeartbeatAge() == nil:
+		return fmt.Sprintf("%s: attached for %s to %s, no heartbeat yet", kind,
+			output.Since(output.When(p.GetAttachedSince())), p.GetDevice())
+	case p.GetAttached():
+		return fmt.Sprintf("%s: attached for %s to %s, last heartbeat %s ago", kind,
+			output.Since(output.When(p.GetAttachedSince())), p.GetDevice(),
+			p.GetHeartbeatAge().AsDuration().Round(time.Millisecond))
+	case p.GetProblem() != "":
+		return kind + ": none can attach: " + output.Printable(p.GetProblem())
+	}
+	return kind + ": none attached"
 }
 
 // routingText describes the path of packets between pods of two nodes.

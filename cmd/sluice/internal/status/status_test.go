@@ -11,8 +11,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
@@ -22,6 +25,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
@@ -404,6 +408,47 @@ func TestStatusShowsHowPacketsTravelBetweenNodes(t *testing.T) {
 		out, _ = n.Want(t, 0, "status", "-o", "json")
 		if r := datapathOf(t, out).GetPodRouting(); !proto.Equal(r, c.routing) {
 			t.Errorf("routing %v, want %v", r, c.routing)
+		}
+	}
+}
+
+// TestStatusShowsProxies: the status has a row for each kind of proxy, with its device or with the reason why none can
+// attach.
+func TestStatusShowsProxies(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Healthy, n.Policy.Healthy = true, true
+	out, _ := n.Want(t, 0, "status")
+	if strings.Contains(out, "Proxy") {
+		t.Errorf("without proxies:\n%s", out)
+	}
+	since := timestamppb.New(time.Now().Add(-100 * time.Hour))
+	for _, c := range []struct {
+		proxy *datapathv1.ProxyStatus
+		want  string
+	}{
+		{&datapathv1.ProxyStatus{Device: "slp0"}, "Proxy dns: none attached"},
+		{
+			&datapathv1.ProxyStatus{Device: "slp0", Problem: "open /dev/net/tun: no such file"},
+			"Proxy dns: none can attach: open /dev/net/tun: no such file",
+		},
+		{
+			&datapathv1.ProxyStatus{Attached: true, AttachedSince: since, Device: "slp0"},
+			"Proxy dns: attached for 4d to slp0, no heartbeat yet",
+		},
+		{
+			&datapathv1.ProxyStatus{
+				Attached: true, AttachedSince: since, Device: "slp0", HeartbeatAge: durationpb.New(12345 * time.Microsecond),
+			},
+			"Proxy dns: attached for 4d to slp0, last heartbeat 12ms ago",
+		},
+	} {
+		c.proxy.Proxy = netv1.Proxy_PROXY_DNS
+		n.Proxies = []*datapathv1.ProxyStatus{c.proxy}
+		out, _ := n.Want(t, 0, "status")
+		nodetest.WantLines(t, out, c.want)
+		out, _ = n.Want(t, 0, "status", "-o", "json")
+		if p := datapathOf(t, out).GetProxies(); len(p) != 1 || !proto.Equal(p[0], c.proxy) {
+			t.Errorf("proxies %v, want %v", p, c.proxy)
 		}
 	}
 }

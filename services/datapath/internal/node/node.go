@@ -87,6 +87,7 @@ type Options struct {
 	Registry  cluster.Registry // nil: the node is not registered
 	Publisher Publisher        // nil: publication of endpoints to other nodes is not awaited
 	Hearing   belief.Service   // nil: the age of the store's data is unknown
+	Proxy     host.Proxy       // nil: no proxy can attach
 	// Numbers is the path of the file with the node IDs, Beliefs the path of the state of package belief; "": no file.
 	Numbers, Beliefs string
 
@@ -142,7 +143,7 @@ func Open(o Options) (_ *Node, err error) {
 	}
 	ho := host.Options{
 		Devices: o.Devices, Firewall: n.Firewall, Addresses: o.Maps.Endpoints, Pins: o.Maps.Pins, Ranges: o.Ranges,
-		Changed: changes.Add, Log: o.Log,
+		Proxy: o.Proxy, Changed: changes.Add, Log: o.Log,
 	}
 	if n.Router != nil {
 		ho.Router = n.Router

@@ -31,6 +31,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 		ClusterPart{},
 		ServicesPart{},
 		ProbesPart{},
+		ProxiesPart{},
 		RoutingPart{},
 		&PolicyPart{},
 	}}

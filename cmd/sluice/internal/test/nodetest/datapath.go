@@ -273,7 +273,7 @@ func (f *datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*da
 	if f.node.Healthy {
 		r.PolicyRefusals, r.Warnings = nil, nil
 	}
-	r.NodeProbes, r.PodRouting = f.node.Probes, f.node.Routing
+	r.NodeProbes, r.PodRouting, r.Proxies = f.node.Probes, f.node.Routing, f.node.Proxies
 	if f.node.Balances {
 		r.FrontendStream = &datapathv1.FrontendStream{
 			Complete: f.node.FrontendError == "", Error: f.node.FrontendError, Revision: 6, EndedRevision: 6, Frontends: 1,

@@ -71,6 +71,8 @@ type Node struct {
 	StreamError string
 	// Probes contains the results of the datapath's probes of other nodes; nil if it sends none.
 	Probes *datapathv1.NodeProbes
+	// Proxies are the proxies of the datapath.
+	Proxies []*datapathv1.ProxyStatus
 	// Routing is the routing between pods of two nodes; nil: none.
 	Routing *datapathv1.PodRouting
 	// Balances means that the datapath translates services.

@@ -3212,7 +3212,9 @@ type GetStatusResponse struct {
 	// Audit mode; unset without policies.
 	AuditMode *AuditMode `protobuf:"bytes,50,opt,name=audit_mode,json=auditMode,proto3" json:"audit_mode,omitempty"`
 	// Routing of packets between pods of two nodes; unset if the datapath does not route such packets.
-	PodRouting    *PodRouting `protobuf:"bytes,60,opt,name=pod_routing,json=podRouting,proto3" json:"pod_routing,omitempty"`
+	PodRouting *PodRouting `protobuf:"bytes,60,opt,name=pod_routing,json=podRouting,proto3" json:"pod_routing,omitempty"`
+	// Proxies that evaluate the packets that rules redirect, and their devices.
+	Proxies       []*ProxyStatus `protobuf:"bytes,61,rep,name=proxies,proto3" json:"proxies,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3436,6 +3438,122 @@ func (x *GetStatusResponse) GetPodRouting() *PodRouting {
 	return nil
 }
 
+func (x *GetStatusResponse) GetProxies() []*ProxyStatus {
+	if x != nil {
+		return x.Proxies
+	}
+	return nil
+}
+
+// ProxyStatus is the state of a kind of proxy.
+type ProxyStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Kind of proxy.
+	Proxy v11.Proxy `protobuf:"varint,1,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
+	// Whether a proxy is attached. Otherwise packets for it are dropped, except where their rule passes them without it.
+	Attached bool `protobuf:"varint,2,opt,name=attached,proto3" json:"attached,omitempty"`
+	// Since when; unset if none is attached.
+	AttachedSince *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=attached_since,json=attachedSince,proto3" json:"attached_since,omitempty"`
+	// Process that is attached; 0 if none is, or if it is not visible to the datapath.
+	Pid uint32 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
+	// TAP device whose queue the proxy reads. It exists from the first attachment on.
+	Device string `protobuf:"bytes,5,opt,name=device,proto3" json:"device,omitempty"`
+	// Time since the last heartbeat of the attached proxy; unset if none is attached, or before its first heartbeat.
+	HeartbeatAge *durationpb.Duration `protobuf:"bytes,6,opt,name=heartbeat_age,json=heartbeatAge,proto3" json:"heartbeat_age,omitempty"`
+	// Why no proxy can be attached, with the next step; empty if one can.
+	Problem string `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"`
+	// Proxies attached since the process started.
+	Attachments   uint64 `protobuf:"varint,8,opt,name=attachments,proto3" json:"attachments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyStatus) Reset() {
+	*x = ProxyStatus{}
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyStatus) ProtoMessage() {}
+
+func (x *ProxyStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyStatus.ProtoReflect.Descriptor instead.
+func (*ProxyStatus) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ProxyStatus) GetProxy() v11.Proxy {
+	if x != nil {
+		return x.Proxy
+	}
+	return v11.Proxy(0)
+}
+
+func (x *ProxyStatus) GetAttached() bool {
+	if x != nil {
+		return x.Attached
+	}
+	return false
+}
+
+func (x *ProxyStatus) GetAttachedSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AttachedSince
+	}
+	return nil
+}
+
+func (x *ProxyStatus) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *ProxyStatus) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *ProxyStatus) GetHeartbeatAge() *durationpb.Duration {
+	if x != nil {
+		return x.HeartbeatAge
+	}
+	return nil
+}
+
+func (x *ProxyStatus) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+func (x *ProxyStatus) GetAttachments() uint64 {
+	if x != nil {
+		return x.Attachments
+	}
+	return 0
+}
+
 // PodRouting is how packets between pods of two nodes travel.
 type PodRouting struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3458,7 +3576,7 @@ type PodRouting struct {
 
 func (x *PodRouting) Reset() {
 	*x = PodRouting{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3470,7 +3588,7 @@ func (x *PodRouting) String() string {
 func (*PodRouting) ProtoMessage() {}
 
 func (x *PodRouting) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[32]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3483,7 +3601,7 @@ func (x *PodRouting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodRouting.ProtoReflect.Descriptor instead.
 func (*PodRouting) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{32}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PodRouting) GetMode() string {
@@ -3536,7 +3654,7 @@ type TunnelPath struct {
 
 func (x *TunnelPath) Reset() {
 	*x = TunnelPath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3548,7 +3666,7 @@ func (x *TunnelPath) String() string {
 func (*TunnelPath) ProtoMessage() {}
 
 func (x *TunnelPath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[33]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3561,7 +3679,7 @@ func (x *TunnelPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelPath.ProtoReflect.Descriptor instead.
 func (*TunnelPath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{33}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *TunnelPath) GetNode() string {
@@ -3616,7 +3734,7 @@ type FrontendStream struct {
 
 func (x *FrontendStream) Reset() {
 	*x = FrontendStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3628,7 +3746,7 @@ func (x *FrontendStream) String() string {
 func (*FrontendStream) ProtoMessage() {}
 
 func (x *FrontendStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[34]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3641,7 +3759,7 @@ func (x *FrontendStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrontendStream.ProtoReflect.Descriptor instead.
 func (*FrontendStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{34}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FrontendStream) GetComplete() bool {
@@ -3723,7 +3841,7 @@ type ListFrontendsRequest struct {
 
 func (x *ListFrontendsRequest) Reset() {
 	*x = ListFrontendsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +3853,7 @@ func (x *ListFrontendsRequest) String() string {
 func (*ListFrontendsRequest) ProtoMessage() {}
 
 func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[35]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +3866,7 @@ func (x *ListFrontendsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsRequest.ProtoReflect.Descriptor instead.
 func (*ListFrontendsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{35}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
 }
 
 // ListFrontendsResponse is one element of the list.
@@ -3762,7 +3880,7 @@ type ListFrontendsResponse struct {
 
 func (x *ListFrontendsResponse) Reset() {
 	*x = ListFrontendsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3774,7 +3892,7 @@ func (x *ListFrontendsResponse) String() string {
 func (*ListFrontendsResponse) ProtoMessage() {}
 
 func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[36]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3787,7 +3905,7 @@ func (x *ListFrontendsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListFrontendsResponse.ProtoReflect.Descriptor instead.
 func (*ListFrontendsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{36}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListFrontendsResponse) GetFrontend() *KernelFrontend {
@@ -3806,7 +3924,7 @@ type ListBackendConnectionsRequest struct {
 
 func (x *ListBackendConnectionsRequest) Reset() {
 	*x = ListBackendConnectionsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3818,7 +3936,7 @@ func (x *ListBackendConnectionsRequest) String() string {
 func (*ListBackendConnectionsRequest) ProtoMessage() {}
 
 func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[37]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3831,7 +3949,7 @@ func (x *ListBackendConnectionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsRequest.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{37}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
 }
 
 // ListBackendConnectionsResponse is one element of the list.
@@ -3845,7 +3963,7 @@ type ListBackendConnectionsResponse struct {
 
 func (x *ListBackendConnectionsResponse) Reset() {
 	*x = ListBackendConnectionsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3857,7 +3975,7 @@ func (x *ListBackendConnectionsResponse) String() string {
 func (*ListBackendConnectionsResponse) ProtoMessage() {}
 
 func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[38]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3870,7 +3988,7 @@ func (x *ListBackendConnectionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBackendConnectionsResponse.ProtoReflect.Descriptor instead.
 func (*ListBackendConnectionsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{38}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ListBackendConnectionsResponse) GetBackend() *BackendConnections {
@@ -3897,7 +4015,7 @@ type BackendConnections struct {
 
 func (x *BackendConnections) Reset() {
 	*x = BackendConnections{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3909,7 +4027,7 @@ func (x *BackendConnections) String() string {
 func (*BackendConnections) ProtoMessage() {}
 
 func (x *BackendConnections) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[39]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3922,7 +4040,7 @@ func (x *BackendConnections) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackendConnections.ProtoReflect.Descriptor instead.
 func (*BackendConnections) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{39}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *BackendConnections) GetAddress() string {
@@ -3982,7 +4100,7 @@ type KernelFrontend struct {
 
 func (x *KernelFrontend) Reset() {
 	*x = KernelFrontend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4112,7 @@ func (x *KernelFrontend) String() string {
 func (*KernelFrontend) ProtoMessage() {}
 
 func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[40]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4007,7 +4125,7 @@ func (x *KernelFrontend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelFrontend.ProtoReflect.Descriptor instead.
 func (*KernelFrontend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{40}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *KernelFrontend) GetAddress() string {
@@ -4090,7 +4208,7 @@ type KernelBackendList struct {
 
 func (x *KernelBackendList) Reset() {
 	*x = KernelBackendList{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4102,7 +4220,7 @@ func (x *KernelBackendList) String() string {
 func (*KernelBackendList) ProtoMessage() {}
 
 func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[41]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4115,7 +4233,7 @@ func (x *KernelBackendList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackendList.ProtoReflect.Descriptor instead.
 func (*KernelBackendList) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{41}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *KernelBackendList) GetFront() uint32 {
@@ -4161,7 +4279,7 @@ type KernelBackend struct {
 
 func (x *KernelBackend) Reset() {
 	*x = KernelBackend{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4173,7 +4291,7 @@ func (x *KernelBackend) String() string {
 func (*KernelBackend) ProtoMessage() {}
 
 func (x *KernelBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[42]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4186,7 +4304,7 @@ func (x *KernelBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelBackend.ProtoReflect.Descriptor instead.
 func (*KernelBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{42}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *KernelBackend) GetAddress() string {
@@ -4230,7 +4348,7 @@ type NodeProbes struct {
 
 func (x *NodeProbes) Reset() {
 	*x = NodeProbes{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4242,7 +4360,7 @@ func (x *NodeProbes) String() string {
 func (*NodeProbes) ProtoMessage() {}
 
 func (x *NodeProbes) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[43]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4255,7 +4373,7 @@ func (x *NodeProbes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeProbes.ProtoReflect.Descriptor instead.
 func (*NodeProbes) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{43}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NodeProbes) GetNodes() uint32 {
@@ -4332,7 +4450,7 @@ type NodePath struct {
 
 func (x *NodePath) Reset() {
 	*x = NodePath{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4344,7 +4462,7 @@ func (x *NodePath) String() string {
 func (*NodePath) ProtoMessage() {}
 
 func (x *NodePath) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[44]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4357,7 +4475,7 @@ func (x *NodePath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePath.ProtoReflect.Descriptor instead.
 func (*NodePath) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{44}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *NodePath) GetNode() string {
@@ -4476,7 +4594,7 @@ type IdentityStream struct {
 
 func (x *IdentityStream) Reset() {
 	*x = IdentityStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4488,7 +4606,7 @@ func (x *IdentityStream) String() string {
 func (*IdentityStream) ProtoMessage() {}
 
 func (x *IdentityStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[45]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4501,7 +4619,7 @@ func (x *IdentityStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityStream.ProtoReflect.Descriptor instead.
 func (*IdentityStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{45}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *IdentityStream) GetComplete() bool {
@@ -4558,7 +4676,7 @@ type ClusterStream struct {
 
 func (x *ClusterStream) Reset() {
 	*x = ClusterStream{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4570,7 +4688,7 @@ func (x *ClusterStream) String() string {
 func (*ClusterStream) ProtoMessage() {}
 
 func (x *ClusterStream) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[46]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4583,7 +4701,7 @@ func (x *ClusterStream) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterStream.ProtoReflect.Descriptor instead.
 func (*ClusterStream) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{46}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ClusterStream) GetComplete() bool {
@@ -4659,7 +4777,7 @@ type MapUsage struct {
 
 func (x *MapUsage) Reset() {
 	*x = MapUsage{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4671,7 +4789,7 @@ func (x *MapUsage) String() string {
 func (*MapUsage) ProtoMessage() {}
 
 func (x *MapUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[47]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4684,7 +4802,7 @@ func (x *MapUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapUsage.ProtoReflect.Descriptor instead.
 func (*MapUsage) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{47}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *MapUsage) GetName() string {
@@ -4736,7 +4854,7 @@ type ConnectionCounts struct {
 
 func (x *ConnectionCounts) Reset() {
 	*x = ConnectionCounts{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4748,7 +4866,7 @@ func (x *ConnectionCounts) String() string {
 func (*ConnectionCounts) ProtoMessage() {}
 
 func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[48]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4761,7 +4879,7 @@ func (x *ConnectionCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectionCounts.ProtoReflect.Descriptor instead.
 func (*ConnectionCounts) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{48}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ConnectionCounts) GetLive() uint64 {
@@ -4819,7 +4937,7 @@ type EndpointStateCount struct {
 
 func (x *EndpointStateCount) Reset() {
 	*x = EndpointStateCount{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4831,7 +4949,7 @@ func (x *EndpointStateCount) String() string {
 func (*EndpointStateCount) ProtoMessage() {}
 
 func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[49]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4844,7 +4962,7 @@ func (x *EndpointStateCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointStateCount.ProtoReflect.Descriptor instead.
 func (*EndpointStateCount) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{49}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EndpointStateCount) GetState() EndpointState {
@@ -4880,7 +4998,7 @@ type PacketCounter struct {
 
 func (x *PacketCounter) Reset() {
 	*x = PacketCounter{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4892,7 +5010,7 @@ func (x *PacketCounter) String() string {
 func (*PacketCounter) ProtoMessage() {}
 
 func (x *PacketCounter) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[50]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4905,7 +5023,7 @@ func (x *PacketCounter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PacketCounter.ProtoReflect.Descriptor instead.
 func (*PacketCounter) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{50}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PacketCounter) GetReason() Reason {
@@ -4958,7 +5076,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4970,7 +5088,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[51]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4983,7 +5101,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{51}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Dependency) GetName() string {
@@ -5018,7 +5136,7 @@ type AuditMapsRequest struct {
 
 func (x *AuditMapsRequest) Reset() {
 	*x = AuditMapsRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5030,7 +5148,7 @@ func (x *AuditMapsRequest) String() string {
 func (*AuditMapsRequest) ProtoMessage() {}
 
 func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[52]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5043,7 +5161,7 @@ func (x *AuditMapsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsRequest.ProtoReflect.Descriptor instead.
 func (*AuditMapsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{52}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *AuditMapsRequest) GetRepair() bool {
@@ -5068,7 +5186,7 @@ type AuditMapsResponse struct {
 
 func (x *AuditMapsResponse) Reset() {
 	*x = AuditMapsResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5080,7 +5198,7 @@ func (x *AuditMapsResponse) String() string {
 func (*AuditMapsResponse) ProtoMessage() {}
 
 func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[53]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5093,7 +5211,7 @@ func (x *AuditMapsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditMapsResponse.ProtoReflect.Descriptor instead.
 func (*AuditMapsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{53}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AuditMapsResponse) GetDifference() *Difference {
@@ -5130,7 +5248,7 @@ type DumpMapRequest struct {
 
 func (x *DumpMapRequest) Reset() {
 	*x = DumpMapRequest{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5142,7 +5260,7 @@ func (x *DumpMapRequest) String() string {
 func (*DumpMapRequest) ProtoMessage() {}
 
 func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[54]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5155,7 +5273,7 @@ func (x *DumpMapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapRequest.ProtoReflect.Descriptor instead.
 func (*DumpMapRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{54}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DumpMapRequest) GetName() string {
@@ -5187,7 +5305,7 @@ type DumpMapResponse struct {
 
 func (x *DumpMapResponse) Reset() {
 	*x = DumpMapResponse{}
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[55]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5199,7 +5317,7 @@ func (x *DumpMapResponse) String() string {
 func (*DumpMapResponse) ProtoMessage() {}
 
 func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[55]
+	mi := &file_sluice_datapath_v1_datapath_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5212,7 +5330,7 @@ func (x *DumpMapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DumpMapResponse.ProtoReflect.Descriptor instead.
 func (*DumpMapResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{55}
+	return file_sluice_datapath_v1_datapath_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *DumpMapResponse) GetKey() string {
@@ -5397,7 +5515,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\rvalidate_only\x18\x05 \x01(\bR\fvalidateOnly\"S\n" +
 	"\x18ReclaimEndpointsResponse\x127\n" +
 	"\treclaimed\x18\x01 \x03(\v2\x19.sluice.workload.v1.OwnerR\treclaimed\"\x12\n" +
-	"\x10GetStatusRequest\"\xe5\v\n" +
+	"\x10GetStatusRequest\"\xa0\f\n" +
 	"\x11GetStatusResponse\x129\n" +
 	"\aservice\x18\x17 \x01(\v2\x1f.sluice.status.v1.ServiceStatusR\aservice\x12\x1b\n" +
 	"\tadd_ready\x18\x03 \x01(\bR\baddReady\x12?\n" +
@@ -5431,8 +5549,18 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\n" +
 	"audit_mode\x182 \x01(\v2\x1d.sluice.datapath.v1.AuditModeR\tauditMode\x12?\n" +
 	"\vpod_routing\x18< \x01(\v2\x1e.sluice.datapath.v1.PodRoutingR\n" +
-	"podRoutingJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
-	"start_timeR\bproblems\"\xbd\x01\n" +
+	"podRouting\x129\n" +
+	"\aproxies\x18= \x03(\v2\x1f.sluice.datapath.v1.ProxyStatusR\aproxiesJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
+	"start_timeR\bproblems\"\xbe\x02\n" +
+	"\vProxyStatus\x12*\n" +
+	"\x05proxy\x18\x01 \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\x12\x1a\n" +
+	"\battached\x18\x02 \x01(\bR\battached\x12A\n" +
+	"\x0eattached_since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\rattachedSince\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\rR\x03pid\x12\x16\n" +
+	"\x06device\x18\x05 \x01(\tR\x06device\x12>\n" +
+	"\rheartbeat_age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\fheartbeatAge\x12\x18\n" +
+	"\aproblem\x18\a \x01(\tR\aproblem\x12 \n" +
+	"\vattachments\x18\b \x01(\x04R\vattachments\"\xbd\x01\n" +
 	"\n" +
 	"PodRouting\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x19\n" +
@@ -5744,7 +5872,7 @@ func file_sluice_datapath_v1_datapath_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_datapath_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_sluice_datapath_v1_datapath_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(EndpointState)(0),                     // 0: sluice.datapath.v1.EndpointState
 	(ErrorReason)(0),                       // 1: sluice.datapath.v1.ErrorReason
@@ -5785,155 +5913,161 @@ var file_sluice_datapath_v1_datapath_proto_goTypes = []any{
 	(*ReclaimEndpointsResponse)(nil),       // 36: sluice.datapath.v1.ReclaimEndpointsResponse
 	(*GetStatusRequest)(nil),               // 37: sluice.datapath.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),              // 38: sluice.datapath.v1.GetStatusResponse
-	(*PodRouting)(nil),                     // 39: sluice.datapath.v1.PodRouting
-	(*TunnelPath)(nil),                     // 40: sluice.datapath.v1.TunnelPath
-	(*FrontendStream)(nil),                 // 41: sluice.datapath.v1.FrontendStream
-	(*ListFrontendsRequest)(nil),           // 42: sluice.datapath.v1.ListFrontendsRequest
-	(*ListFrontendsResponse)(nil),          // 43: sluice.datapath.v1.ListFrontendsResponse
-	(*ListBackendConnectionsRequest)(nil),  // 44: sluice.datapath.v1.ListBackendConnectionsRequest
-	(*ListBackendConnectionsResponse)(nil), // 45: sluice.datapath.v1.ListBackendConnectionsResponse
-	(*BackendConnections)(nil),             // 46: sluice.datapath.v1.BackendConnections
-	(*KernelFrontend)(nil),                 // 47: sluice.datapath.v1.KernelFrontend
-	(*KernelBackendList)(nil),              // 48: sluice.datapath.v1.KernelBackendList
-	(*KernelBackend)(nil),                  // 49: sluice.datapath.v1.KernelBackend
-	(*NodeProbes)(nil),                     // 50: sluice.datapath.v1.NodeProbes
-	(*NodePath)(nil),                       // 51: sluice.datapath.v1.NodePath
-	(*IdentityStream)(nil),                 // 52: sluice.datapath.v1.IdentityStream
-	(*ClusterStream)(nil),                  // 53: sluice.datapath.v1.ClusterStream
-	(*MapUsage)(nil),                       // 54: sluice.datapath.v1.MapUsage
-	(*ConnectionCounts)(nil),               // 55: sluice.datapath.v1.ConnectionCounts
-	(*EndpointStateCount)(nil),             // 56: sluice.datapath.v1.EndpointStateCount
-	(*PacketCounter)(nil),                  // 57: sluice.datapath.v1.PacketCounter
-	(*Dependency)(nil),                     // 58: sluice.datapath.v1.Dependency
-	(*AuditMapsRequest)(nil),               // 59: sluice.datapath.v1.AuditMapsRequest
-	(*AuditMapsResponse)(nil),              // 60: sluice.datapath.v1.AuditMapsResponse
-	(*DumpMapRequest)(nil),                 // 61: sluice.datapath.v1.DumpMapRequest
-	(*DumpMapResponse)(nil),                // 62: sluice.datapath.v1.DumpMapResponse
-	(*v1.Owner)(nil),                       // 63: sluice.workload.v1.Owner
-	(*v1.Label)(nil),                       // 64: sluice.workload.v1.Label
-	(*v1.NamedPort)(nil),                   // 65: sluice.workload.v1.NamedPort
-	(*timestamppb.Timestamp)(nil),          // 66: google.protobuf.Timestamp
-	(*v1.PodReference)(nil),                // 67: sluice.workload.v1.PodReference
-	(v11.Protocol)(0),                      // 68: sluice.net.v1.Protocol
-	(*durationpb.Duration)(nil),            // 69: google.protobuf.Duration
-	(*v12.ServiceStatus)(nil),              // 70: sluice.status.v1.ServiceStatus
-	(v11.Direction)(0),                     // 71: sluice.net.v1.Direction
+	(*ProxyStatus)(nil),                    // 39: sluice.datapath.v1.ProxyStatus
+	(*PodRouting)(nil),                     // 40: sluice.datapath.v1.PodRouting
+	(*TunnelPath)(nil),                     // 41: sluice.datapath.v1.TunnelPath
+	(*FrontendStream)(nil),                 // 42: sluice.datapath.v1.FrontendStream
+	(*ListFrontendsRequest)(nil),           // 43: sluice.datapath.v1.ListFrontendsRequest
+	(*ListFrontendsResponse)(nil),          // 44: sluice.datapath.v1.ListFrontendsResponse
+	(*ListBackendConnectionsRequest)(nil),  // 45: sluice.datapath.v1.ListBackendConnectionsRequest
+	(*ListBackendConnectionsResponse)(nil), // 46: sluice.datapath.v1.ListBackendConnectionsResponse
+	(*BackendConnections)(nil),             // 47: sluice.datapath.v1.BackendConnections
+	(*KernelFrontend)(nil),                 // 48: sluice.datapath.v1.KernelFrontend
+	(*KernelBackendList)(nil),              // 49: sluice.datapath.v1.KernelBackendList
+	(*KernelBackend)(nil),                  // 50: sluice.datapath.v1.KernelBackend
+	(*NodeProbes)(nil),                     // 51: sluice.datapath.v1.NodeProbes
+	(*NodePath)(nil),                       // 52: sluice.datapath.v1.NodePath
+	(*IdentityStream)(nil),                 // 53: sluice.datapath.v1.IdentityStream
+	(*ClusterStream)(nil),                  // 54: sluice.datapath.v1.ClusterStream
+	(*MapUsage)(nil),                       // 55: sluice.datapath.v1.MapUsage
+	(*ConnectionCounts)(nil),               // 56: sluice.datapath.v1.ConnectionCounts
+	(*EndpointStateCount)(nil),             // 57: sluice.datapath.v1.EndpointStateCount
+	(*PacketCounter)(nil),                  // 58: sluice.datapath.v1.PacketCounter
+	(*Dependency)(nil),                     // 59: sluice.datapath.v1.Dependency
+	(*AuditMapsRequest)(nil),               // 60: sluice.datapath.v1.AuditMapsRequest
+	(*AuditMapsResponse)(nil),              // 61: sluice.datapath.v1.AuditMapsResponse
+	(*DumpMapRequest)(nil),                 // 62: sluice.datapath.v1.DumpMapRequest
+	(*DumpMapResponse)(nil),                // 63: sluice.datapath.v1.DumpMapResponse
+	(*v1.Owner)(nil),                       // 64: sluice.workload.v1.Owner
+	(*v1.Label)(nil),                       // 65: sluice.workload.v1.Label
+	(*v1.NamedPort)(nil),                   // 66: sluice.workload.v1.NamedPort
+	(*timestamppb.Timestamp)(nil),          // 67: google.protobuf.Timestamp
+	(*v1.PodReference)(nil),                // 68: sluice.workload.v1.PodReference
+	(v11.Protocol)(0),                      // 69: sluice.net.v1.Protocol
+	(*durationpb.Duration)(nil),            // 70: google.protobuf.Duration
+	(*v12.ServiceStatus)(nil),              // 71: sluice.status.v1.ServiceStatus
+	(v11.Proxy)(0),                         // 72: sluice.net.v1.Proxy
+	(v11.Direction)(0),                     // 73: sluice.net.v1.Direction
 }
 var file_sluice_datapath_v1_datapath_proto_depIdxs = []int32{
-	63, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
+	64, // 0: sluice.datapath.v1.Endpoint.owner:type_name -> sluice.workload.v1.Owner
 	0,  // 1: sluice.datapath.v1.Endpoint.state:type_name -> sluice.datapath.v1.EndpointState
-	64, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
+	65, // 2: sluice.datapath.v1.Endpoint.labels:type_name -> sluice.workload.v1.Label
 	10, // 3: sluice.datapath.v1.Endpoint.host_interface:type_name -> sluice.datapath.v1.Interface
 	10, // 4: sluice.datapath.v1.Endpoint.container_interface:type_name -> sluice.datapath.v1.Interface
-	65, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
-	66, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
+	66, // 5: sluice.datapath.v1.Endpoint.named_ports:type_name -> sluice.workload.v1.NamedPort
+	67, // 6: sluice.datapath.v1.Endpoint.create_time:type_name -> google.protobuf.Timestamp
 	9,  // 7: sluice.datapath.v1.Endpoint.policy:type_name -> sluice.datapath.v1.EndpointPolicy
-	67, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
-	64, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
+	68, // 8: sluice.datapath.v1.Endpoint.pod:type_name -> sluice.workload.v1.PodReference
+	65, // 9: sluice.datapath.v1.Endpoint.given_labels:type_name -> sluice.workload.v1.Label
 	8,  // 10: sluice.datapath.v1.Endpoint.port_mappings:type_name -> sluice.datapath.v1.PortMapping
-	68, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
-	66, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
-	63, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
-	66, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
-	64, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
-	65, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
-	67, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
+	69, // 11: sluice.datapath.v1.PortMapping.protocol:type_name -> sluice.net.v1.Protocol
+	67, // 12: sluice.datapath.v1.EndpointPolicy.audit_expire_time:type_name -> google.protobuf.Timestamp
+	64, // 13: sluice.datapath.v1.CreateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	67, // 14: sluice.datapath.v1.CreateEndpointRequest.lease_expire_time:type_name -> google.protobuf.Timestamp
+	65, // 15: sluice.datapath.v1.CreateEndpointRequest.labels:type_name -> sluice.workload.v1.Label
+	66, // 16: sluice.datapath.v1.CreateEndpointRequest.named_ports:type_name -> sluice.workload.v1.NamedPort
+	68, // 17: sluice.datapath.v1.CreateEndpointRequest.pod:type_name -> sluice.workload.v1.PodReference
 	8,  // 18: sluice.datapath.v1.CreateEndpointRequest.port_mappings:type_name -> sluice.datapath.v1.PortMapping
 	7,  // 19: sluice.datapath.v1.CreateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	64, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
-	65, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
-	63, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	65, // 20: sluice.datapath.v1.GivenLabels.labels:type_name -> sluice.workload.v1.Label
+	66, // 21: sluice.datapath.v1.GivenPorts.named_ports:type_name -> sluice.workload.v1.NamedPort
+	64, // 22: sluice.datapath.v1.UpdateEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	13, // 23: sluice.datapath.v1.UpdateEndpointRequest.labels:type_name -> sluice.datapath.v1.GivenLabels
 	14, // 24: sluice.datapath.v1.UpdateEndpointRequest.named_ports:type_name -> sluice.datapath.v1.GivenPorts
 	7,  // 25: sluice.datapath.v1.UpdateEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	63, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	64, // 26: sluice.datapath.v1.DeleteEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 27: sluice.datapath.v1.DeleteEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	63, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
-	69, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
+	64, // 28: sluice.datapath.v1.SetAuditModeRequest.owner:type_name -> sluice.workload.v1.Owner
+	70, // 29: sluice.datapath.v1.SetAuditModeRequest.duration:type_name -> google.protobuf.Duration
 	21, // 30: sluice.datapath.v1.SetAuditModeResponse.mode:type_name -> sluice.datapath.v1.AuditMode
 	7,  // 31: sluice.datapath.v1.SetAuditModeResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	66, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
-	63, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	67, // 32: sluice.datapath.v1.AuditMode.node_expire_time:type_name -> google.protobuf.Timestamp
+	64, // 33: sluice.datapath.v1.CheckEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	24, // 34: sluice.datapath.v1.CheckEndpointResponse.differences:type_name -> sluice.datapath.v1.Difference
 	25, // 35: sluice.datapath.v1.Difference.target:type_name -> sluice.datapath.v1.DifferenceTarget
 	2,  // 36: sluice.datapath.v1.DifferenceTarget.kind:type_name -> sluice.datapath.v1.TargetKind
-	63, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
+	64, // 37: sluice.datapath.v1.GetEndpointRequest.owner:type_name -> sluice.workload.v1.Owner
 	7,  // 38: sluice.datapath.v1.GetEndpointResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 39: sluice.datapath.v1.ListEndpointsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
-	66, // 40: sluice.datapath.v1.ListEndpointEventsResponse.time:type_name -> google.protobuf.Timestamp
+	67, // 40: sluice.datapath.v1.ListEndpointEventsResponse.time:type_name -> google.protobuf.Timestamp
 	7,  // 41: sluice.datapath.v1.ListEndpointEventsResponse.endpoint:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 42: sluice.datapath.v1.ListEndpointEventsResponse.previous:type_name -> sluice.datapath.v1.Endpoint
 	7,  // 43: sluice.datapath.v1.WatchEndpointsResponse.upsert:type_name -> sluice.datapath.v1.Endpoint
-	63, // 44: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
+	64, // 44: sluice.datapath.v1.WatchEndpointsResponse.delete:type_name -> sluice.workload.v1.Owner
 	34, // 45: sluice.datapath.v1.WatchEndpointsResponse.bookmark:type_name -> sluice.datapath.v1.Bookmark
-	63, // 46: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
-	63, // 47: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
-	70, // 48: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	64, // 46: sluice.datapath.v1.ReclaimEndpointsRequest.valid_owners:type_name -> sluice.workload.v1.Owner
+	64, // 47: sluice.datapath.v1.ReclaimEndpointsResponse.reclaimed:type_name -> sluice.workload.v1.Owner
+	71, // 48: sluice.datapath.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
 	6,  // 49: sluice.datapath.v1.GetStatusResponse.policy_mode:type_name -> sluice.datapath.v1.PolicyMode
-	56, // 50: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
-	57, // 51: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
-	58, // 52: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
-	54, // 53: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
-	55, // 54: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
-	53, // 55: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
-	52, // 56: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
-	66, // 57: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
-	50, // 58: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
-	41, // 59: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
+	57, // 50: sluice.datapath.v1.GetStatusResponse.endpoints:type_name -> sluice.datapath.v1.EndpointStateCount
+	58, // 51: sluice.datapath.v1.GetStatusResponse.packet_counters:type_name -> sluice.datapath.v1.PacketCounter
+	59, // 52: sluice.datapath.v1.GetStatusResponse.dependencies:type_name -> sluice.datapath.v1.Dependency
+	55, // 53: sluice.datapath.v1.GetStatusResponse.maps:type_name -> sluice.datapath.v1.MapUsage
+	56, // 54: sluice.datapath.v1.GetStatusResponse.connections:type_name -> sluice.datapath.v1.ConnectionCounts
+	54, // 55: sluice.datapath.v1.GetStatusResponse.cluster_stream:type_name -> sluice.datapath.v1.ClusterStream
+	53, // 56: sluice.datapath.v1.GetStatusResponse.identity_stream:type_name -> sluice.datapath.v1.IdentityStream
+	67, // 57: sluice.datapath.v1.GetStatusResponse.add_unready_since:type_name -> google.protobuf.Timestamp
+	51, // 58: sluice.datapath.v1.GetStatusResponse.node_probes:type_name -> sluice.datapath.v1.NodeProbes
+	42, // 59: sluice.datapath.v1.GetStatusResponse.frontend_stream:type_name -> sluice.datapath.v1.FrontendStream
 	21, // 60: sluice.datapath.v1.GetStatusResponse.audit_mode:type_name -> sluice.datapath.v1.AuditMode
-	39, // 61: sluice.datapath.v1.GetStatusResponse.pod_routing:type_name -> sluice.datapath.v1.PodRouting
-	40, // 62: sluice.datapath.v1.PodRouting.tunnel_paths:type_name -> sluice.datapath.v1.TunnelPath
-	47, // 63: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
-	46, // 64: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
-	68, // 65: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
-	68, // 66: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
-	48, // 67: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
-	48, // 68: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
-	3,  // 69: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
-	49, // 70: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
-	51, // 71: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
-	4,  // 72: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
-	66, // 73: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
-	66, // 74: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
-	0,  // 75: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
-	5,  // 76: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
-	71, // 77: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
-	24, // 78: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
-	11, // 79: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
-	15, // 80: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
-	17, // 81: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
-	19, // 82: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
-	22, // 83: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
-	26, // 84: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
-	28, // 85: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
-	32, // 86: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
-	30, // 87: sluice.datapath.v1.DatapathService.ListEndpointEvents:input_type -> sluice.datapath.v1.ListEndpointEventsRequest
-	35, // 88: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
-	37, // 89: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
-	59, // 90: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
-	61, // 91: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
-	42, // 92: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
-	44, // 93: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
-	12, // 94: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
-	16, // 95: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
-	18, // 96: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
-	20, // 97: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
-	23, // 98: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
-	27, // 99: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
-	29, // 100: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
-	33, // 101: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
-	31, // 102: sluice.datapath.v1.DatapathService.ListEndpointEvents:output_type -> sluice.datapath.v1.ListEndpointEventsResponse
-	36, // 103: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
-	38, // 104: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
-	60, // 105: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
-	62, // 106: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
-	43, // 107: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
-	45, // 108: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
-	94, // [94:109] is the sub-list for method output_type
-	79, // [79:94] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	40, // 61: sluice.datapath.v1.GetStatusResponse.pod_routing:type_name -> sluice.datapath.v1.PodRouting
+	39, // 62: sluice.datapath.v1.GetStatusResponse.proxies:type_name -> sluice.datapath.v1.ProxyStatus
+	72, // 63: sluice.datapath.v1.ProxyStatus.proxy:type_name -> sluice.net.v1.Proxy
+	67, // 64: sluice.datapath.v1.ProxyStatus.attached_since:type_name -> google.protobuf.Timestamp
+	70, // 65: sluice.datapath.v1.ProxyStatus.heartbeat_age:type_name -> google.protobuf.Duration
+	41, // 66: sluice.datapath.v1.PodRouting.tunnel_paths:type_name -> sluice.datapath.v1.TunnelPath
+	48, // 67: sluice.datapath.v1.ListFrontendsResponse.frontend:type_name -> sluice.datapath.v1.KernelFrontend
+	47, // 68: sluice.datapath.v1.ListBackendConnectionsResponse.backend:type_name -> sluice.datapath.v1.BackendConnections
+	69, // 69: sluice.datapath.v1.BackendConnections.protocol:type_name -> sluice.net.v1.Protocol
+	69, // 70: sluice.datapath.v1.KernelFrontend.protocol:type_name -> sluice.net.v1.Protocol
+	49, // 71: sluice.datapath.v1.KernelFrontend.inside:type_name -> sluice.datapath.v1.KernelBackendList
+	49, // 72: sluice.datapath.v1.KernelFrontend.outside:type_name -> sluice.datapath.v1.KernelBackendList
+	3,  // 73: sluice.datapath.v1.KernelFrontend.kind:type_name -> sluice.datapath.v1.FrontendKind
+	50, // 74: sluice.datapath.v1.KernelBackendList.backends:type_name -> sluice.datapath.v1.KernelBackend
+	52, // 75: sluice.datapath.v1.NodeProbes.paths:type_name -> sluice.datapath.v1.NodePath
+	4,  // 76: sluice.datapath.v1.NodePath.state:type_name -> sluice.datapath.v1.NodePathState
+	67, // 77: sluice.datapath.v1.NodePath.state_since:type_name -> google.protobuf.Timestamp
+	67, // 78: sluice.datapath.v1.NodePath.last_answer:type_name -> google.protobuf.Timestamp
+	0,  // 79: sluice.datapath.v1.EndpointStateCount.state:type_name -> sluice.datapath.v1.EndpointState
+	5,  // 80: sluice.datapath.v1.PacketCounter.reason:type_name -> sluice.datapath.v1.Reason
+	73, // 81: sluice.datapath.v1.PacketCounter.direction:type_name -> sluice.net.v1.Direction
+	24, // 82: sluice.datapath.v1.AuditMapsResponse.difference:type_name -> sluice.datapath.v1.Difference
+	11, // 83: sluice.datapath.v1.DatapathService.CreateEndpoint:input_type -> sluice.datapath.v1.CreateEndpointRequest
+	15, // 84: sluice.datapath.v1.DatapathService.UpdateEndpoint:input_type -> sluice.datapath.v1.UpdateEndpointRequest
+	17, // 85: sluice.datapath.v1.DatapathService.DeleteEndpoint:input_type -> sluice.datapath.v1.DeleteEndpointRequest
+	19, // 86: sluice.datapath.v1.DatapathService.SetAuditMode:input_type -> sluice.datapath.v1.SetAuditModeRequest
+	22, // 87: sluice.datapath.v1.DatapathService.CheckEndpoint:input_type -> sluice.datapath.v1.CheckEndpointRequest
+	26, // 88: sluice.datapath.v1.DatapathService.GetEndpoint:input_type -> sluice.datapath.v1.GetEndpointRequest
+	28, // 89: sluice.datapath.v1.DatapathService.ListEndpoints:input_type -> sluice.datapath.v1.ListEndpointsRequest
+	32, // 90: sluice.datapath.v1.DatapathService.WatchEndpoints:input_type -> sluice.datapath.v1.WatchEndpointsRequest
+	30, // 91: sluice.datapath.v1.DatapathService.ListEndpointEvents:input_type -> sluice.datapath.v1.ListEndpointEventsRequest
+	35, // 92: sluice.datapath.v1.DatapathService.ReclaimEndpoints:input_type -> sluice.datapath.v1.ReclaimEndpointsRequest
+	37, // 93: sluice.datapath.v1.DatapathService.GetStatus:input_type -> sluice.datapath.v1.GetStatusRequest
+	60, // 94: sluice.datapath.v1.DatapathService.AuditMaps:input_type -> sluice.datapath.v1.AuditMapsRequest
+	62, // 95: sluice.datapath.v1.DatapathService.DumpMap:input_type -> sluice.datapath.v1.DumpMapRequest
+	43, // 96: sluice.datapath.v1.DatapathService.ListFrontends:input_type -> sluice.datapath.v1.ListFrontendsRequest
+	45, // 97: sluice.datapath.v1.DatapathService.ListBackendConnections:input_type -> sluice.datapath.v1.ListBackendConnectionsRequest
+	12, // 98: sluice.datapath.v1.DatapathService.CreateEndpoint:output_type -> sluice.datapath.v1.CreateEndpointResponse
+	16, // 99: sluice.datapath.v1.DatapathService.UpdateEndpoint:output_type -> sluice.datapath.v1.UpdateEndpointResponse
+	18, // 100: sluice.datapath.v1.DatapathService.DeleteEndpoint:output_type -> sluice.datapath.v1.DeleteEndpointResponse
+	20, // 101: sluice.datapath.v1.DatapathService.SetAuditMode:output_type -> sluice.datapath.v1.SetAuditModeResponse
+	23, // 102: sluice.datapath.v1.DatapathService.CheckEndpoint:output_type -> sluice.datapath.v1.CheckEndpointResponse
+	27, // 103: sluice.datapath.v1.DatapathService.GetEndpoint:output_type -> sluice.datapath.v1.GetEndpointResponse
+	29, // 104: sluice.datapath.v1.DatapathService.ListEndpoints:output_type -> sluice.datapath.v1.ListEndpointsResponse
+	33, // 105: sluice.datapath.v1.DatapathService.WatchEndpoints:output_type -> sluice.datapath.v1.WatchEndpointsResponse
+	31, // 106: sluice.datapath.v1.DatapathService.ListEndpointEvents:output_type -> sluice.datapath.v1.ListEndpointEventsResponse
+	36, // 107: sluice.datapath.v1.DatapathService.ReclaimEndpoints:output_type -> sluice.datapath.v1.ReclaimEndpointsResponse
+	38, // 108: sluice.datapath.v1.DatapathService.GetStatus:output_type -> sluice.datapath.v1.GetStatusResponse
+	61, // 109: sluice.datapath.v1.DatapathService.AuditMaps:output_type -> sluice.datapath.v1.AuditMapsResponse
+	63, // 110: sluice.datapath.v1.DatapathService.DumpMap:output_type -> sluice.datapath.v1.DumpMapResponse
+	44, // 111: sluice.datapath.v1.DatapathService.ListFrontends:output_type -> sluice.datapath.v1.ListFrontendsResponse
+	46, // 112: sluice.datapath.v1.DatapathService.ListBackendConnections:output_type -> sluice.datapath.v1.ListBackendConnectionsResponse
+	98, // [98:113] is the sub-list for method output_type
+	83, // [83:98] is the sub-list for method input_type
+	83, // [83:83] is the sub-list for extension type_name
+	83, // [83:83] is the sub-list for extension extendee
+	0,  // [0:83] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_datapath_proto_init() }
@@ -5956,7 +6090,7 @@ func file_sluice_datapath_v1_datapath_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_datapath_proto_rawDesc), len(file_sluice_datapath_v1_datapath_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

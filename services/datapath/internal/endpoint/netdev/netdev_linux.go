@@ -92,6 +92,9 @@ func Group(instance string) uint32 { return groupOf("sluice device group", insta
 // TunnelGroup returns the device group of an instance's tunnel.
 func TunnelGroup(instance string) uint32 { return groupOf("sluice tunnel group", instance) }
 
+// ProxyGroup returns the device group of an instance's devices for proxies.
+func ProxyGroup(instance string) uint32 { return groupOf("sluice proxy group", instance) }
+
 func groupOf(what, instance string) uint32 {
 	sum := sha256.Sum256([]byte(what + "\x00" + instance))
 	return binary.BigEndian.Uint32(sum[:])&0x3ffffffe | 0x40000000

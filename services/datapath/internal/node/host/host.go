@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package host manages what the node has for all endpoints together: rules, routes, sysctls, the firewall, the pins of
-// maps, and the host's own addresses in the maps. It does not change endpoints.
+// maps, the device of a proxy, and the host's own addresses in the maps. It does not change endpoints.
 package host
 
 import (
@@ -54,6 +54,12 @@ type Router interface {
 	Warnings() []string
 }
 
+// Proxy manages the device of a proxy.
+type Proxy interface {
+	Check() ([]endpoint.Difference, error)
+	Repair() error
+}
+
 // Pins are the pins of the maps in the bpffs.
 type Pins interface {
 	// Audit returns the pins that do not refer to the map in use. With repair, it restores them.
@@ -66,6 +72,7 @@ type Options struct {
 	Firewall  Firewall
 	Addresses Addresses
 	Router    Router // nil: no packets travel to other nodes
+	Proxy     Proxy  // nil: no proxy can attach
 	Pins      Pins   // nil: the maps are not pinned
 	Ranges    *podrange.Set
 	// TunnelPort is the UDP port of tunnel packets that bypass the stack, and so the rules of its firewall; 0: none do.
@@ -110,6 +117,13 @@ func (h *Host) Check() ([]endpoint.Difference, error) {
 		}
 		diffs = append(diffs, ds...)
 	}
+	if h.o.Proxy != nil {
+		ds, err := h.o.Proxy.Check()
+		if err != nil {
+			return nil, err
+		}
+		diffs = append(diffs, ds...)
+	}
 	have, err := h.o.Addresses.HostAddrs()
 	if err != nil {
 		return nil, err
@@ -139,6 +153,9 @@ func (h *Host) Repair() error {
 	errs = append(errs, err)
 	if h.o.Router != nil {
 		errs = append(errs, h.o.Router.Repair())
+	}
+	if h.o.Proxy != nil {
+		errs = append(errs, h.o.Proxy.Repair())
 	}
 	if h.o.Pins != nil {
 		_, err := h.o.Pins.Audit(true)

@@ -55,9 +55,10 @@ func (u *Underlay) Uplinks(addrs []netip.Addr, used []uint32) ([]endpoint.HostDe
 	return uplinks, nil
 }
 
-// own reports whether a device belongs to this instance: an endpoint's device, or the tunnel.
+// own reports whether a device belongs to this instance: an endpoint's device, the tunnel, or a proxy's.
 func (u *Underlay) own(l device) bool {
-	return l.group&^1 == netdev.Group(u.o.Instance) || l.group == netdev.TunnelGroup(u.o.Instance)
+	return l.group&^1 == netdev.Group(u.o.Instance) || l.group == netdev.TunnelGroup(u.o.Instance) ||
+		l.group == netdev.ProxyGroup(u.o.Instance)
 }
 
 // addressed adds the devices that have one of the addresses.

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package server
+
+import (
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/proxy"
+)
+
+// ProxyAttachment returns the message with which a proxy receives the queue of its device.
+func ProxyAttachment(a proxy.Attachment) ([]byte, error) {
+	message, err := proto.Marshal(&datapathv1.ProxyAttachment{
+		Proxy: netv1.Proxy(a.Kind), TapDevice: a.Device, TapMtu: a.MTU, HeartbeatOffset: a.HeartbeatOffset,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode the message for a proxy: %w", err)
+	}
+	return message, nil
+}
+
+// ProxiesPart describes the proxies.
+type ProxiesPart struct {
+	Proxies []Proxy
+}
+
+// Proxy is a kind of proxy.
+type Proxy interface {
+	Status() (proxy.Status, error)
+}
+
+var (
+	proxyDesc      = desc("proxy_attached", "1 if a proxy of the kind is attached, else 0.", "proxy")
+	proxySinceDesc = desc("proxy_attached_timestamp_seconds", "When the proxy was attached; absent without one.",
+		"proxy")
+	proxyHeartbeatDesc = desc("proxy_heartbeat_age_seconds",
+		"Time since the last heartbeat of the proxy; absent without a proxy, or before its first one.", "proxy")
+	proxyUsableDesc = desc("proxy_usable",
+		"1 if a proxy of the kind can be attached, 0 if its device cannot be made.", "proxy")
+	proxyTriesDesc = desc("proxy_connections_total",
+		"Connections of proxies by result: attached, failed, or refused because of the user.", "proxy", "result")
+	proxyReplacedDesc = desc("proxy_replaced_total", "Attached proxies that another process replaced.", "proxy")
+)
+
+func (p ProxiesPart) report(r *report) error {
+	for _, one := range p.Proxies {
+		s, err := one.Status()
+		if err != nil {
+			return err
+		}
+		m := &datapathv1.ProxyStatus{
+			Proxy: netv1.Proxy(s.Kind), Attached: s.Attached, Pid: uint32(max(s.PID, 0)), Device: s.Device, Problem: s.Problem,
+			Attachments: s.Attachments,
+		}
+		if s.Attached {
+			m.AttachedSince = timestamppb.New(s.Since)
+		}
+		if s.HeartbeatAge >= 0 {
+			m.HeartbeatAge = durationpb.New(s.HeartbeatAge)
+		}
+		r.Proxies = append(r.Proxies, m)
+	}
+	return nil
+}
+
+// Describe implements prometheus.Collector.
+func (ProxiesPart) Describe(ch chan<- *prometheus.Desc) {
+	describe(ch, proxyDesc, proxySinceDesc, proxyHeartbeatDesc, proxyUsableDesc, proxyTriesDesc, proxyReplacedDesc)
+}
+
+// Collect implements prometheus.Collector.
+func (p ProxiesPart) Collect(ch chan<- prometheus.Metric) {
+	for _, one := range p.Proxies {
+		s, err := one.Status()
+		if err != nil {
+			ch <- prometheus.NewInvalidMetric(proxyDesc, err)
+			continue
+		}
+		kind := s.Kind.String()
+		gauge(ch, proxyDesc, oneIf(s.Attached), kind)
+		gauge(ch, proxyUsableDesc, oneIf(s.Problem == ""), kind)
+		if s.Attached {
+			gauge(ch, proxySinceDesc, float64(s.Since.UnixNano())/1e9, kind)
+		}
+		if s.HeartbeatAge >= 0 {
+			gauge(ch, proxyHeartbeatDesc, s.HeartbeatAge.Seconds(), kind)
+		}
+		counter(ch, proxyTriesDesc, s.Attachments, kind, "attached")
+		counter(ch, proxyTriesDesc, s.Failed, kind, "failed")
+		counter(ch, proxyTriesDesc, s.Refused, kind, "refused")
+		counter(ch, proxyReplacedDesc, s.Replaced, kind)
+	}
+}
+
+func oneIf(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}

@@ -13,9 +13,11 @@ package exchange
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,10 +56,14 @@ type Enforcer interface {
 	Forget(ctx context.Context, name string, addr netip.Addr) error
 }
 
+// ErrShare is the cause of a context that ends because other pods need what the answer uses.
+var ErrShare = errors.New("other pods need the memory of the answer")
+
 // Connection is a redirected connection.
 type Connection struct {
 	Client, Server netip.AddrPort
-	Asker          names.Asker // the pod of the client
+	Endpoint       uint16      // endpoint ID of the client, to which its queries and held answers count
+	Asker          names.Asker // pays for what answers teach
 	Tag            rules.Tag
 }
 
@@ -98,9 +104,10 @@ type Exchange struct {
 	o       Options
 	Counts  Counts
 	readers sync.Pool // of *reader
+	seed    maphash.Seed
 
 	mu      sync.Mutex
-	pods    map[uint32]*pod          // guarded by mu; by endpoint
+	pods    map[uint16]*pod          // guarded by mu; by endpoint
 	calling map[string]chan struct{} // guarded by mu; names for which the enforcer is called
 	evicted map[names.Pair]struct{}  // guarded by mu; what sluice-policy should forget
 	woken   chan struct{}            // evicted has got addresses
@@ -125,31 +132,10 @@ type reader struct {
 // New returns an Exchange.
 func New(o Options) *Exchange {
 	return &Exchange{
-		o: o, pods: make(map[uint32]*pod), calling: make(map[string]chan struct{}),
+		o: o, pods: make(map[uint16]*pod), calling: make(map[string]chan struct{}),
 		evicted: make(map[names.Pair]struct{}), woken: make(chan struct{}, 1),
-		readers: sync.Pool{New: func() any { return &reader{} }},
+		seed: maphash.MakeSeed(), readers: sync.Pool{New: func() any { return &reader{} }},
 	}
-}
-
-// key identifies a query.
-type key struct {
-	client, server  netip.AddrPort
-	id, kind, class uint16
-	name            string
-}
-
-// pod has the queries of one pod without an answer, and the number of its held answers.
-type pod struct {
-	open  map[key]uint64 // number of the latest query with this key
-	order []asked        // oldest first; answered ones stay until they reach the front, or until there are too many
-	next  uint64
-	held  int
-}
-
-type asked struct {
-	key
-	number uint64
-	until  time.Time
 }
 
 // Query decides about a query. The reply is appended to dst.
@@ -165,11 +151,11 @@ func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
 		}
 		return Reply, q.AppendAnswer(dst, code, "")
 	}
-	name := string(q.Name())
+	name := view(q.Name())
 	switch x.o.Rules.Decide(c.Tag, name).Verdict {
 	case rules.Allowed:
 		x.Counts.Allowed.Add(1)
-		x.note(c, key{c.Client, c.Server, q.ID, q.Type, q.Class, name})
+		x.note(c, q.ID, q.Type, q.Class, q.Name())
 		return Release, dst
 	case rules.Unknown:
 		return Wait, dst
@@ -181,70 +167,17 @@ func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
 	return Reply, q.AppendAnswer(dst, message.Refused, "")
 }
 
-// note remembers a query that is passed on.
-func (x *Exchange) note(c Connection, k key) {
-	now := x.o.Now()
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	p := x.pods[c.Asker.Endpoint]
-	if p == nil {
-		p = &pod{open: make(map[key]uint64)}
-		x.pods[c.Asker.Endpoint] = p
-	}
-	p.trim(now)
-	// Only unanswered queries count, so that a slow query is not dropped because of those after it that are answered.
-	if _, again := p.open[k]; !again && len(p.open) >= MaxQueries {
-		p.drop()
-	}
-	if len(p.order) >= 2*MaxQueries { // at least half of them are answered, so this is rare
-		p.order = slices.DeleteFunc(p.order, func(a asked) bool { return p.open[a.key] != a.number })
-	}
-	p.next++
-	p.open[k] = p.next
-	p.order = append(p.order, asked{k, p.next, now.Add(queryTime)})
-}
-
-// trim forgets queries at the front that are answered or too old.
-func (p *pod) trim(now time.Time) {
-	for len(p.order) > 0 && (p.open[p.order[0].key] != p.order[0].number || !now.Before(p.order[0].until)) {
-		p.drop()
-	}
-}
-
-// drop forgets the oldest query.
-func (p *pod) drop() {
-	if a := &p.order[0]; p.open[a.key] == a.number {
-		delete(p.open, a.key)
-	}
-	p.order[0] = asked{}
-	p.order = p.order[1:]
-}
-
-// answered reports whether a pod waits for an answer, and forgets its query.
-func (x *Exchange) answered(endpoint uint32, k key) bool {
-	now := x.o.Now()
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	p := x.pods[endpoint]
-	if p == nil {
-		return false
-	}
-	p.trim(now)
-	_, ok := p.open[k]
-	delete(p.open, k)
-	return ok
-}
-
 // Leave forgets a pod that does not exist any more.
-func (x *Exchange) Leave(endpoint uint32) {
+func (x *Exchange) Leave(endpoint uint16) {
 	x.mu.Lock()
 	delete(x.pods, endpoint)
 	x.mu.Unlock()
-	x.o.Table.Leave(endpoint)
+	x.o.Table.Leave(uint32(endpoint))
 }
 
 // Held is an answer whose addresses sluice-policy must learn before it is released.
 type Held struct {
+	pod     *pod
 	name    string
 	asker   names.Asker
 	addrs   []names.Address
@@ -262,12 +195,12 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 		x.Counts.BadAnswers.Add(1)
 		return Drop, nil
 	}
-	name := string(a.Name())
-	if !x.answered(c.Asker.Endpoint, key{c.Client, c.Server, a.ID, a.Type, a.Class, name}) {
+	if !x.answered(c, a.ID, a.Type, a.Class, a.Name()) {
 		x.Counts.Unasked.Add(1)
 		return Drop, nil
 	}
 	x.Counts.Answered.Add(1)
+	name := view(a.Name())
 	if len(a.Addresses) == 0 || !x.o.Rules.Wants(name) {
 		return Release, nil
 	}
@@ -286,13 +219,14 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	if len(result.Enforce) == 0 {
 		return Release, nil
 	}
-	if !x.hold(c.Asker.Endpoint) {
+	p := x.hold(c.Endpoint)
+	if p == nil {
 		x.Counts.BeyondShare.Add(1)
 		x.o.Table.NotEnforced(c.Asker, name, result.Enforce, now)
 		return Release, nil
 	}
 	x.Counts.Held.Add(1)
-	return Hold, &Held{name, c.Asker, result.Enforce, result.Evicted, now}
+	return Hold, &Held{p, strings.Clone(name), c.Asker, result.Enforce, result.Evicted, now}
 }
 
 // readChain sets the targets of the chain. It keeps the texts of the answer before where they are equal.
@@ -317,30 +251,35 @@ func (x *Exchange) mayTeach(server netip.Addr) bool {
 	})
 }
 
-// hold counts a held answer of a pod, unless it has too many.
-func (x *Exchange) hold(endpoint uint32) bool {
+// hold counts a held answer of a pod; nil: it has too many.
+func (x *Exchange) hold(endpoint uint16) *pod {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	p := x.pods[endpoint]
 	if p == nil || p.held >= MaxHeld {
-		return false
+		return nil
 	}
 	p.held++
-	return true
+	return p
 }
 
-func (x *Exchange) unhold(endpoint uint32) {
+func (x *Exchange) unhold(p *pod) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if p := x.pods[endpoint]; p != nil && p.held > 0 { // the pod may have gone and come back meanwhile
-		p.held--
-	}
+	p.held--
+}
+
+// Abandon is called in place of Settle for an answer that cannot be held. It passes and teaches nothing.
+func (x *Exchange) Abandon(h *Held) {
+	x.unhold(h.pod)
+	x.fail(h, h.addrs, ErrShare)
 }
 
 // Settle returns when the answer may be released: sluice-policy enforces its addresses, has no space for them, or did
-// not answer within HoldFor. For each name there is one call at a time.
+// not answer within HoldFor. It also returns when ctx ends, for example with the cause ErrShare. For each name there is
+// one call at a time.
 func (x *Exchange) Settle(ctx context.Context, h *Held) {
-	defer x.unhold(h.asker.Endpoint)
+	defer x.unhold(h.pod)
 	ctx, cancel := context.WithDeadline(ctx, time.Now().Add(x.o.HoldFor-x.o.Now().Sub(h.began)))
 	defer cancel()
 	left, err := x.learn(ctx, h)
@@ -351,6 +290,9 @@ func (x *Exchange) Settle(ctx context.Context, h *Held) {
 		left, err = x.learn(ctx, h)
 	}
 	if err != nil {
+		if context.Cause(ctx) == ErrShare { //nolint:errorlint // the cause itself
+			err = ErrShare
+		}
 		x.fail(h, left, err)
 	}
 }
@@ -467,9 +409,12 @@ func batch(list []names.Address) int {
 
 // fail notes why addresses are not enforced.
 func (x *Exchange) fail(h *Held, addrs []names.Address, err error) {
-	if errors.Is(err, ErrNoCapacity) {
+	switch {
+	case errors.Is(err, ErrNoCapacity):
 		x.Counts.NoCapacity.Add(1)
-	} else {
+	case errors.Is(err, ErrShare):
+		x.Counts.BeyondShare.Add(1)
+	default:
 		x.Counts.Late.Add(1)
 	}
 	x.o.Table.NotEnforced(h.asker, h.name, addrs, x.o.Now())

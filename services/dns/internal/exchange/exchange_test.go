@@ -124,7 +124,7 @@ var (
 	server = netip.MustParseAddrPort("10.96.0.10:53")
 	client = Connection{
 		Client: netip.MustParseAddrPort("10.244.0.7:40000"), Server: server, Tag: rules.Tag{Egress: 1},
-		Asker: names.Asker{Endpoint: 7, Tenant: "namespace shop"},
+		Endpoint: 7, Asker: names.Asker{Endpoint: 7, Tenant: "namespace shop"},
 	}
 )
 
@@ -229,7 +229,7 @@ func TestOnlyTheAnswerToAQueryTeaches(t *testing.T) {
 	spoofed := client
 	spoofed.Server = netip.MustParseAddrPort("10.96.0.11:53")
 	pod := client
-	pod.Asker.Endpoint = 8
+	pod.Endpoint = 8
 	for what, c := range map[string]struct {
 		connection Connection
 		message    []byte
@@ -284,7 +284,7 @@ func TestQueriesAreForgottenAfterTheirTime(t *testing.T) {
 func TestQueriesOfOnePodAreBounded(t *testing.T) {
 	b := newBench(t)
 	quiet := client
-	quiet.Asker.Endpoint = 8
+	quiet.Endpoint, quiet.Asker.Endpoint = 8, 8
 	b.ask(t, quiet, 1, "www.example.com.")
 	for i := range uint16(MaxQueries + 1) {
 		b.ask(t, client, i, "www.example.com.")
@@ -294,11 +294,11 @@ func TestQueriesOfOnePodAreBounded(t *testing.T) {
 	}
 	for _, c := range []Connection{client, quiet} {
 		if action, _ := b.Answer(c, answer(t, 1, "www.example.com.")); action != Release {
-			t.Errorf("endpoint %d: action %d", c.Asker.Endpoint, action)
+			t.Errorf("endpoint %d: action %d", c.Endpoint, action)
 		}
 	}
-	if p := b.pods[7]; len(p.order) > MaxQueries || len(p.open) > MaxQueries {
-		t.Errorf("%d queries, %d in order", len(p.open), len(p.order))
+	if p := b.pods[7]; len(p.order)-p.head > MaxQueries || len(p.open) > MaxQueries {
+		t.Errorf("%d queries, %d in order", len(p.open), len(p.order)-p.head)
 	}
 	b.Leave(7)
 	if len(b.pods) != 1 {
@@ -319,8 +319,8 @@ func TestSlowQueryIsNotDroppedForAnsweredOnes(t *testing.T) {
 		if action, _ := b.Answer(client, answer(t, i, "www.example.com.")); action != Release {
 			t.Fatalf("answer %d: action %d", i, action)
 		}
-		if p := b.pods[7]; len(p.order) > 2*MaxQueries {
-			t.Fatalf("%d queries are kept in order", len(p.order))
+		if p := b.pods[7]; len(p.order)-p.head+len(p.free) > 2*MaxQueries+1 {
+			t.Fatalf("%d queries are kept in order, %d free", len(p.order)-p.head, len(p.free))
 		}
 	}
 	for id, name := range map[uint16]string{0: "slow.example.com.", others - 1: "www.example.com."} {
@@ -421,7 +421,7 @@ func TestHeldAnswersOfOnePodAreBounded(t *testing.T) {
 			}
 		}
 		quiet := client
-		quiet.Asker.Endpoint = 8
+		quiet.Endpoint, quiet.Asker.Endpoint = 8, 8
 		b.ask(t, quiet, 1, "a.example.net.")
 		if action, held := b.Answer(quiet, answer(t, 1, "a.example.net.", "192.0.2.7")); action != Hold {
 			t.Errorf("another pod: action %d", action)
@@ -516,7 +516,7 @@ func filled(t *testing.T) (b *bench, quiet Connection) {
 	}
 	b.policy.take()
 	quiet = client
-	quiet.Asker = names.Asker{Endpoint: 8, Tenant: "namespace other"}
+	quiet.Endpoint, quiet.Asker = 8, names.Asker{Endpoint: 8, Tenant: "namespace other"}
 	b.ask(t, quiet, 1, "a.example.net.")
 	return b, quiet
 }
@@ -588,6 +588,76 @@ func TestAnswerDoesNotWaitForEvictions(t *testing.T) {
 			t.Errorf("released after %s", d)
 		}
 	})
+}
+
+// TestEnforcedNameAllocatesNothing: a lookup whose addresses are enforced allocates no memory.
+func TestEnforcedNameAllocatesNothing(t *testing.T) {
+	b := newBench(t)
+	var queries, answers [][]byte
+	for i := range uint16(50) {
+		name := fmt.Sprintf("www%d.example.com.", i)
+		queries = append(queries, query(t, i, name))
+		answers = append(answers, answer(t, i, name, "192.0.2.1", "192.0.2.2"))
+	}
+	lookups := func() {
+		for i := range queries {
+			if action, _ := b.Query(client, queries[i], nil); action != Release {
+				t.Fatalf("query: action %d", action)
+			}
+		}
+		for i := range answers {
+			if action, held := b.Answer(client, answers[i]); action == Hold {
+				b.Settle(t.Context(), held)
+			} else if action != Release {
+				t.Fatalf("answer: action %d", action)
+			}
+		}
+	}
+	lookups()
+	if n := testing.AllocsPerRun(100, lookups); n > 1 { // a pool may be emptied meanwhile
+		t.Errorf("%v allocations for 50 lookups", n)
+	}
+}
+
+// TestNamesOutliveTheirBuffer: the exchange reads names in place, and keeps copies.
+func TestNamesOutliveTheirBuffer(t *testing.T) {
+	b := newBench(t, func(o *Options) { o.LearnFrom = nil })
+	for id, name := range []string{"www.example.com.", "ftp.example.com."} {
+		b.ask(t, client, uint16(id), name)
+		b.settled(t, client, answer(t, uint16(id), name, "192.0.2.1", "127.0.0.1"))
+	}
+	if n, _ := b.table.Len(); n != 2 {
+		t.Errorf("%d names", n)
+	}
+	for _, name := range []string{"www.example.com.", "ftp.example.com."} {
+		got, ok := b.table.Get(name, time.Now())
+		if r := b.table.Refusals(name); !ok || got.Name != name || len(r) != 1 || r[0].Name != name {
+			t.Errorf("%s: %+v, %+v", name, got, r)
+		}
+	}
+}
+
+// TestAbandonedAnswerTeachesNothing: it counts as beyond the share, and the next answer is held again.
+func TestAbandonedAnswerTeachesNothing(t *testing.T) {
+	b := newBench(t)
+	for id := range uint16(2) {
+		b.ask(t, client, id, "www.example.com.")
+		action, held := b.Answer(client, answer(t, id, "www.example.com.", "192.0.2.1"))
+		if action != Hold {
+			t.Fatalf("action %d", action)
+		}
+		if id == 0 {
+			b.Abandon(held)
+			continue
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(ErrShare)
+		b.policy.delay = time.Hour
+		b.Settle(ctx, held)
+	}
+	if n := b.Counts.BeyondShare.Load(); n != 2 || b.Counts.Late.Load() != 0 || b.pods[7].held != 0 {
+		t.Errorf("%d beyond the share, %d late, %d held", n, b.Counts.Late.Load(), b.pods[7].held)
+	}
 }
 
 // BenchmarkQueryAndAnswer reads, decides and learns one lookup with a name that is enforced already.

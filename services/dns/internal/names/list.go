@@ -27,9 +27,11 @@ type refusals struct {
 
 func (r *refusals) add(x Refusal) {
 	if i, ok := r.index[x.Pair]; ok {
+		x.Name = r.ring[i].Name
 		r.ring[i] = x
 		return
 	}
+	x.Name = strings.Clone(x.Name) // the caller may have it in a buffer
 	if r.index == nil {
 		r.index = make(map[Pair]int)
 	}

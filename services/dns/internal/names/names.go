@@ -18,6 +18,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -127,7 +128,8 @@ func (t *Table) Len() (names, addresses int) {
 }
 
 // Learn stores the addresses of an answer to a query of a pod. chain are the targets of the CNAME records from the name
-// to its addresses. Learn allocates no memory if the table has the addresses already.
+// to its addresses. Learn allocates no memory if the table has the addresses already. It does not keep the text of the
+// name, which may be in a buffer of the caller.
 func (t *Table) Learn(by Asker, text string, chain []string, addrs []Address, now time.Time) (out Result) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -204,6 +206,7 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 
 // create adds a name without addresses.
 func (t *Table) create(by Asker, text string) *name {
+	text = strings.Clone(text) // the caller may have it in a buffer
 	n := &name{text: text, payer: by.Endpoint, index: -1, filed: t.changed[text]}
 	t.names[text] = n
 	t.shares.charge(by.Endpoint, ofNames, 1)

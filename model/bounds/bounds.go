@@ -20,6 +20,8 @@ const (
 	// ByEndpoint divides one half of the limit equally among the endpoints of a node that use it,
 	// and lets all of them use the other half.
 	ByEndpoint Divided = "endpoint"
+	// ByUse takes back the oldest part of the endpoint that uses most, when the limit is used up.
+	ByUse Divided = "endpoint that uses most"
 	// PerObject is a limit of a single object: no tenant can use up the capacity of another.
 	PerObject Divided = "object"
 	// ByRoot is a limit that only calls and files of root use. Tenants have no part in it.
@@ -471,6 +473,22 @@ var All = []Bound{
 		Name: "DNS answers to a pod that wait for sluice-policy", Process: dns, Default: "512", Divided: PerObject,
 		Beyond: "further answers to the pod pass, and connections to their new addresses are denied",
 		Shown:  "`sluice_dns_late_total` (`share`)", Tests: []string{"TestHeldAnswersOfOnePodAreBounded"},
+	},
+	{
+		Name: "memory of held DNS answers", Process: dns, Default: "16 MiB, of one pod 2 MiB", Divided: ByUse,
+		Beyond: "the oldest answer to the pod that uses most passes and teaches nothing; if it is large or fragmented, " +
+			"it is dropped",
+		Shown: "`sluice_dns_late_total` (`share`)", Tests: []string{"TestOnePodDelaysNoOther"},
+	},
+	{
+		Name: "DNS queries that wait for their rule set", Process: dns, Default: "1,024, of one pod 64", Divided: ByUse,
+		Beyond: "the oldest query of the pod that has most is dropped",
+		Shown:  "`sluice_dns_dropped_packets_total` (`share`)", Tests: []string{"TestOnePodDelaysNoOther"},
+	},
+	{
+		Name: "memory of fragments of DNS answers", Process: dns, Default: "4 MiB, of one pod 512 KiB", Divided: ByUse,
+		Beyond: "the oldest incomplete answer to the pod that uses most is dropped",
+		Shown:  "`sluice_dns_dropped_packets_total` (`fragment-share`)", Tests: []string{"TestFragmentsOfOnePodAreBounded"},
 	},
 }
 

@@ -31,8 +31,9 @@ const head = `# Limits
 
 This page is generated from model/bounds. It lists the limits that several tenants use. [shares.md](../shares.md)
 explains tenants and how a limit is divided. "Divided by" says who has a guarantee: each *tenant*, *namespace*, or
-*endpoint* of a node, or each *object*, because the limit is one of a single object. Tenants have no part of a limit
-that *root alone* uses by calls and files. A limit that is *not divided* can be used up by one tenant.
+*endpoint* of a node, or each *object*, because the limit is one of a single object. When a limit is used up, the
+*endpoint that uses most* of it loses its oldest part. Tenants have no part of a limit that *root alone* uses by calls
+and files. A limit that is *not divided* can be used up by one tenant.
 
 `
 

@@ -20,6 +20,8 @@ type Config struct {
 	StateDir      string        `config:"stateDir" help:"directory of the learned names, mode 0700"`
 	Policy        string        `config:"policy" help:"unix socket of sluice-policy"`
 	Identity      string        `config:"identity" help:"unix socket of sluice-identity"`
+	Datapath      string        `config:"datapath" help:"unix socket of sluice-datapath"`
+	ProxySocket   string        `config:"proxySocket" help:"unix socket of sluice-datapath for proxies"`
 	Names         NamesConfig   `config:"names"`
 	Hold          time.Duration `config:"hold" help:"how long an answer waits for sluice-policy, 100ms to 10s"`
 	Refusal       string        `config:"refusal" enum:"auto,nxdomain,refused" help:"answer to refused queries"`
@@ -40,6 +42,7 @@ type NamesConfig struct {
 func defaults(p instance.Paths) Config {
 	return Config{
 		StateDir: p.ServiceStateDir("dns"), Policy: p.Socket("policy"), Identity: p.Socket("identity"),
+		Datapath: p.Socket("datapath"), ProxySocket: filepath.Join(p.ServiceRunDir("datapath"), "proxy.sock"),
 		Names: NamesConfig{Max: 16_384, Addresses: 262_144}, Hold: 2 * time.Second, Refusal: rules.Auto,
 		SearchDomains: []string{"cluster.local"},
 	}
@@ -48,7 +51,10 @@ func defaults(p instance.Paths) Config {
 // Validate reports invalid settings. Package config calls it.
 func (c *Config) Validate() error {
 	var p config.Problems
-	for key, path := range map[string]string{"stateDir": c.StateDir, "policy": c.Policy, "identity": c.Identity} {
+	for key, path := range map[string]string{
+		"stateDir": c.StateDir, "policy": c.Policy, "identity": c.Identity, "datapath": c.Datapath,
+		"proxySocket": c.ProxySocket,
+	} {
 		if !filepath.IsAbs(path) {
 			p.Addf(key, "%q is not an absolute path", path)
 		}

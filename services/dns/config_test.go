@@ -40,11 +40,12 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 		t.Errorf("%v, %v, %v", err, c.learnFrom, c.neverLearn)
 	}
 	c.StateDir, c.Policy, c.Identity, c.Names, c.Hold = "x", "y", "z", NamesConfig{}, time.Minute
+	c.Datapath, c.ProxySocket = "v", "w"
 	c.SearchDomains, c.LearnFrom, c.NeverLearn = []string{"a..b"}, []string{"x"}, []string{"fe80::1%eth0", "10.0.0.0/40"}
 	err := c.Validate()
 	for _, key := range []string{
-		"stateDir", "policy", "identity", "names.max", "names.addresses", "hold", "searchDomains", "learnFrom[0]",
-		"neverLearn[0]", "neverLearn[1]",
+		"stateDir", "policy", "identity", "datapath", "proxySocket", "names.max", "names.addresses", "hold",
+		"searchDomains", "learnFrom[0]", "neverLearn[0]", "neverLearn[1]",
 	} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%v does not name %s", err, key)

@@ -2,10 +2,9 @@
 // Copyright 2026 The Sluice Authors
 
 // Sluice-dns evaluates the DNS messages of redirected connections, and passes the addresses of allowed names to
-// sluice-policy before it releases an answer.
+// sluice-policy before it releases an answer. sluice-datapath gives it the packets by a TAP device.
 //
-// It is not complete: nothing redirects packets to it yet, so it enforces nothing and learns nothing. It is not part of
-// an installation. See docs/reference/dns.md.
+// It is not part of an installation yet. See docs/reference/dns.md.
 package main
 
 import (
@@ -20,11 +19,14 @@ import (
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/dns/internal/client"
+	"github.com/sluice-net/sluice/services/dns/internal/client/attach"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
+	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 	"github.com/sluice-net/sluice/services/dns/internal/server"
 	"github.com/sluice-net/sluice/services/dns/internal/store"
+	"github.com/sluice-net/sluice/services/dns/internal/tap"
 )
 
 func main() { os.Exit(process.Run("dns", defaults, run)) }
@@ -60,15 +62,31 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	datapath, err := p.Dial(cfg.Datapath, 0)
+	if err != nil {
+		return err
+	}
 	sets := rules.New()
 	followed := client.NewRuleSets(conn, sets, p.Log)
 	messages := exchange.New(exchange.Options{
 		Rules: sets, Table: table, Enforcer: client.New(conn), Cluster: client.NewCluster(cluster),
 		Refusal: cfg.refusal, LearnFrom: cfg.learnFrom, HoldFor: cfg.Hold, Now: time.Now,
 	})
-	if err := p.Metrics.Register(server.NewMetrics(server.Sources{
+	endpoints := pods.New(messages.Leave)
+	watched := client.NewEndpoints(datapath, endpoints, p.Log)
+	held := server.NewHeld()
+	packets := tap.New(tap.Options{
+		Exchange: messages, Rules: sets, Pods: endpoints, Log: p.Log,
+		Held: func(d time.Duration) { held.Observe(d.Seconds()) },
+	})
+	attachment := attach.New(attach.Options{Socket: cfg.ProxySocket, Log: p.Log, Use: func(fd int) (attach.Queue, error) {
+		return packets.Use(fd)
+	}})
+	if err := errors.Join(p.Metrics.Register(held), p.Metrics.Register(server.NewMetrics(server.Sources{
 		Table: table, Rules: sets, RuleSets: followed.Err, Counts: &messages.Counts, State: file.Problem,
-	})); err != nil {
+		Packets: &packets.Counts, Fragments: packets.Fragments, Attached: attachment.Err,
+		Endpoints: endpoints.Len, EndpointWatch: watched.Err,
+	}))); err != nil {
 		return err
 	}
 	service := server.New(server.Options{
@@ -83,10 +101,12 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	p.Log.Warn("nothing redirects packets to this process yet: it enforces nothing")
 	p.Go("names", saver.run)
 	p.Go("rule sets", followed.Run)
 	p.Go("evictions", messages.Run)
+	p.Go("endpoints", watched.Run)
+	p.Go("packets", packets.Run)
+	p.Go("attachment", attachment.Run)
 	srv.SetAllServing(true)
 	p.Ready()
 	return p.Serve(ctx, srv)

@@ -4,9 +4,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -14,14 +17,23 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	dnsv1 "github.com/sluice-net/sluice/proto/gen/sluice/dns/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/dns/internal/frame"
+	"github.com/sluice-net/sluice/services/dns/internal/frame/frametest"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
 	"github.com/sluice-net/sluice/services/dns/internal/store"
 )
@@ -46,6 +58,7 @@ func start(t *testing.T, place *servicetest.Place, args ...string) *proc {
 	p := servicetest.Start(t, place.Command(append([]string{
 		"--socket-path", socket, "--metrics-address", "off", "--state-dir", stateDir(place),
 		"--policy", filepath.Join(place.Dir, "policy.sock"), "--identity", filepath.Join(place.Dir, "identity.sock"),
+		"--datapath", filepath.Join(place.Dir, "datapath.sock"), "--proxy-socket", filepath.Join(place.Dir, "proxy.sock"),
 	}, args...)...), socket, client.Options{WaitForReady: true})
 	return &proc{dnsv1.NewDNSServiceClient(p.Conn), p}
 }
@@ -197,4 +210,169 @@ func TestCorruptStateDoesNotStopTheService(t *testing.T) {
 	if info, err := os.Stat(filepath.Join(stateDir(place), store.AsideName)); err != nil || info.Size() != 5000 {
 		t.Errorf("the corrupt file: %v, %v", info, err)
 	}
+}
+
+// policy is sluice-policy. It has one rule set.
+type policy struct {
+	policyv1.UnimplementedPolicyServiceServer
+	learned chan *policyv1.LearnNamesRequest
+}
+
+func (*policy) WatchRuleSets(
+	_ *policyv1.WatchRuleSetsRequest, stream grpc.ServerStreamingServer[policyv1.WatchRuleSetsResponse],
+) error {
+	for _, m := range []*policyv1.WatchRuleSetsResponse{
+		{Event: &policyv1.WatchRuleSetsResponse_Upsert{Upsert: &policyv1.RuleSet{
+			Number: 9, Proxy: netv1.Proxy_PROXY_DNS, DnsNames: []string{"*.example.com"},
+		}}},
+		{
+			ResumeToken: []byte("1"),
+			Event:       &policyv1.WatchRuleSetsResponse_Bookmark{Bookmark: &policyv1.RuleSetBookmark{SnapshotComplete: true}},
+		},
+	} {
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+func (p *policy) LearnNames(
+	_ context.Context, r *policyv1.LearnNamesRequest,
+) (*policyv1.LearnNamesResponse, error) {
+	p.learned <- r
+	return &policyv1.LearnNamesResponse{}, nil
+}
+
+// open lets the service connect to a socket of the test.
+func open(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Chmod(path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// attachment gives a process a queue and the memory of its heartbeat. It returns the other end of the queue.
+func attachment(t *testing.T, path string) (queue, beat int) {
+	t.Helper()
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	open(t, path)
+	conn, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if beat, err = unix.MemfdCreate("beat", unix.MFD_CLOEXEC); err == nil {
+		err = unix.Ftruncate(beat, int64(os.Getpagesize()))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := proto.Marshal(&datapathv1.ProxyAttachment{Proxy: netv1.Proxy_PROXY_DNS, TapDevice: "sldns0", TapMtu: 1500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := conn.WriteMsgUnix(m, unix.UnixRights(fds[0], beat), nil); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fds[0])
+	t.Cleanup(func() {
+		conn.Close()
+		unix.Close(fds[1])
+		unix.Close(beat)
+	})
+	return fds[1], beat
+}
+
+// message returns a query for an address of a name, or with an address its answer.
+func message(t *testing.T, name string, address ...[4]byte) []byte {
+	t.Helper()
+	q := dnsmessage.Question{Name: dnsmessage.MustNewName(name), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}
+	m := dnsmessage.Message{
+		Header: dnsmessage.Header{ID: 5, Response: len(address) > 0}, Questions: []dnsmessage.Question{q},
+	}
+	for _, a := range address {
+		m.Answers = append(m.Answers, dnsmessage.Resource{
+			Header: dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET, TTL: 60},
+			Body:   &dnsmessage.AResource{A: a},
+		})
+	}
+	b, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestProcessServesTheQueueOfTheDatapath: with its own user and its sandbox, the process takes over the descriptors,
+// releases and refuses queries, and releases an answer after sluice-policy has learned its address.
+func TestProcessServesTheQueueOfTheDatapath(t *testing.T) {
+	place := servicetest.NewPlace(t, instance.DNSID)
+	l, err := net.Listen("unix", filepath.Join(place.Dir, "policy.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(t, filepath.Join(place.Dir, "policy.sock"))
+	served, enforcer := grpc.NewServer(), &policy{learned: make(chan *policyv1.LearnNamesRequest, 1)}
+	policyv1.RegisterPolicyServiceServer(served, enforcer)
+	ended := make(chan error, 1)
+	go func() { ended <- served.Serve(l) }()
+	t.Cleanup(func() {
+		served.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	p := start(t, place)
+	queue, beat := attachment(t, filepath.Join(place.Dir, "proxy.sock"))
+	packet := frametest.Packet{
+		Tag:    frame.Tag{Set: 9, Endpoint: 7, Role: frame.Initiator},
+		Source: netip.MustParseAddrPort("10.244.0.7:40000"), Destination: netip.MustParseAddrPort("10.96.0.10:53"),
+	}
+	exchange := func(b []byte) []byte {
+		t.Helper()
+		if _, err := unix.Write(queue, b); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, frame.MaxSize)
+		n, err := unix.Read(queue, got)
+		if err != nil || n == 0 {
+			t.Fatalf("%d, %v", n, err)
+		}
+		return got[:n]
+	}
+	packet.Payload = message(t, "www.example.com.")
+	if got := exchange(packet.Bytes()); !bytes.Equal(got, packet.Bytes()) {
+		t.Errorf("query: % x", got)
+	}
+	answer := packet
+	answer.Role, answer.Source, answer.Destination = frame.Responder, packet.Destination, packet.Source
+	answer.Payload = message(t, "www.example.com.", [4]byte{192, 0, 2, 7})
+	if got := exchange(answer.Bytes()); !bytes.Equal(got, answer.Bytes()) {
+		t.Errorf("answer: % x", got)
+	}
+	if r := <-enforcer.learned; r.GetName() != "www.example.com." || strings.Join(r.GetAddresses(), " ") != "192.0.2.7" {
+		t.Errorf("learned %v", r)
+	}
+	packet.Payload = message(t, "x.refused.")
+	var f frame.Frame
+	var m dnsmessage.Message
+	if err := f.Read(exchange(packet.Bytes())); err != nil || f.Source != packet.Destination {
+		t.Errorf("refused: %v, %+v", err, f)
+	} else if err := m.Unpack(f.Payload); err != nil || m.RCode != dnsmessage.RCodeRefused {
+		t.Errorf("refused: %v, %+v", err, m.Header)
+	}
+	b := make([]byte, 8)
+	if _, err := unix.Pread(beat, b, 0); err != nil || binary.NativeEndian.Uint64(b) == 0 {
+		t.Errorf("the heartbeat: % x, %v", b, err)
+	}
+	p.Stop()
 }

@@ -20,10 +20,13 @@ import (
 
 	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
+	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
@@ -36,6 +39,37 @@ type node struct {
 	forgot  *policyv1.ForgetNamesRequest
 	mapping *identityv1.GetIPMappingResponse
 	streams chan []*policyv1.WatchRuleSetsResponse // messages to send; none: the stream ends, and its token is lost
+
+	endpoints endpoints
+}
+
+// endpoints is sluice-datapath.
+type endpoints struct {
+	datapathv1.UnimplementedDatapathServiceServer
+	lists chan []*datapathv1.WatchEndpointsResponse // as node.streams
+}
+
+func (n *endpoints) WatchEndpoints(
+	r *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
+) error {
+	if len(r.GetResumeToken()) > 0 {
+		return status.Error(codes.OutOfRange, "the token is of another run")
+	}
+	for {
+		select {
+		case list := <-n.lists:
+			if list == nil {
+				return status.Error(codes.Unavailable, "stopping")
+			}
+			for _, m := range list {
+				if err := stream.Send(m); err != nil {
+					return err
+				}
+			}
+		case <-stream.Context().Done():
+			return stream.Context().Err()
+		}
+	}
 }
 
 func (n *node) WatchRuleSets(
@@ -87,6 +121,7 @@ func start(t *testing.T) (*node, *grpc.ClientConn) {
 	n, s := &node{}, grpc.NewServer()
 	policyv1.RegisterPolicyServiceServer(s, n)
 	identityv1.RegisterClusterServiceServer(s, n)
+	datapathv1.RegisterDatapathServiceServer(s, &n.endpoints)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	conn, err := rpcclient.Dial(path, rpcclient.Options{})
@@ -224,6 +259,58 @@ func TestRulesFollowSluicePolicy(t *testing.T) {
 	})
 	cancel()
 	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestEndpointsAreFollowed(t *testing.T) {
+	n, conn := start(t)
+	n.endpoints.lists = make(chan []*datapathv1.WatchEndpointsResponse)
+	left := make(chan uint16, 10)
+	p := pods.New(func(endpoint uint16) { left <- endpoint })
+	e := NewEndpoints(conn, p, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- e.Run(ctx) }()
+	upsert := func(container string, id uint32, namespace string) *datapathv1.WatchEndpointsResponse {
+		e := &datapathv1.Endpoint{
+			Owner: &workloadv1.Owner{ContainerId: container, InterfaceName: "eth0"}, EndpointIndex: id,
+			Pod: &workloadv1.PodReference{Namespace: namespace, Name: "p"},
+		}
+		return &datapathv1.WatchEndpointsResponse{Event: &datapathv1.WatchEndpointsResponse_Upsert{Upsert: e}}
+	}
+	complete := &datapathv1.WatchEndpointsResponse{
+		ResumeToken: []byte("1"),
+		Event:       &datapathv1.WatchEndpointsResponse_Bookmark{Bookmark: &datapathv1.Bookmark{SnapshotComplete: true}},
+	}
+	tenant := func(id uint16, want string) {
+		t.Helper()
+		for began := time.Now(); p.Get(id).Asker.Tenant != want; time.Sleep(time.Millisecond) {
+			if time.Since(began) > time.Minute {
+				t.Fatalf("endpoint %d: tenant %q, want %q", id, p.Get(id).Asker.Tenant, want)
+			}
+		}
+	}
+	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{upsert("a", 5, "shop"), upsert("b", 6, "bank"), complete}
+	tenant(5, "namespace shop")
+	tenant(6, "namespace bank")
+	a := &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}
+	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{
+		{Event: &datapathv1.WatchEndpointsResponse_Delete{Delete: a}},
+		upsert("c", 5, "mail"),
+	}
+	tenant(5, "namespace mail")
+	n.endpoints.lists <- nil // the watch lists again, without b
+	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{upsert("c", 5, "mail"), complete}
+	tenant(6, pods.Unknown.Tenant)
+	if a, b := <-left, <-left; a != 5 || b != 6 || len(left) != 0 {
+		t.Errorf("left %d, %d and %d more", a, b, len(left))
+	}
+	if e.Err() != nil {
+		t.Error(e.Err())
+	}
+	cancel()
+	if err := <-done; err != nil {
 		t.Error(err)
 	}
 }

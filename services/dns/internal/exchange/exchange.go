@@ -56,8 +56,8 @@ type Enforcer interface {
 	Forget(ctx context.Context, name string, addr netip.Addr) error
 }
 
-// ErrShare is the cause of a context that ends because other pods need what the answer uses.
-var ErrShare = errors.New("other pods need the memory of the answer")
+// errShare is the reason why an abandoned answer was not learned.
+var errShare = errors.New("other answers need the memory")
 
 // Connection is a redirected connection.
 type Connection struct {
@@ -272,12 +272,11 @@ func (x *Exchange) unhold(p *pod) {
 // Abandon is called in place of Settle for an answer that cannot be held. It passes and teaches nothing.
 func (x *Exchange) Abandon(h *Held) {
 	x.unhold(h.pod)
-	x.fail(h, h.addrs, ErrShare)
+	x.fail(h, h.addrs, errShare)
 }
 
 // Settle returns when the answer may be released: sluice-policy enforces its addresses, has no space for them, or did
-// not answer within HoldFor. It also returns when ctx ends, for example with the cause ErrShare. For each name there is
-// one call at a time.
+// not answer within HoldFor. For each name there is one call at a time.
 func (x *Exchange) Settle(ctx context.Context, h *Held) {
 	defer x.unhold(h.pod)
 	ctx, cancel := context.WithDeadline(ctx, time.Now().Add(x.o.HoldFor-x.o.Now().Sub(h.began)))
@@ -290,9 +289,6 @@ func (x *Exchange) Settle(ctx context.Context, h *Held) {
 		left, err = x.learn(ctx, h)
 	}
 	if err != nil {
-		if context.Cause(ctx) == ErrShare { //nolint:errorlint // the cause itself
-			err = ErrShare
-		}
 		x.fail(h, left, err)
 	}
 }
@@ -412,7 +408,7 @@ func (x *Exchange) fail(h *Held, addrs []names.Address, err error) {
 	switch {
 	case errors.Is(err, ErrNoCapacity):
 		x.Counts.NoCapacity.Add(1)
-	case errors.Is(err, ErrShare):
+	case errors.Is(err, errShare):
 		x.Counts.BeyondShare.Add(1)
 	default:
 		x.Counts.Late.Add(1)

@@ -646,14 +646,7 @@ func TestAbandonedAnswerTeachesNothing(t *testing.T) {
 		if action != Hold {
 			t.Fatalf("action %d", action)
 		}
-		if id == 0 {
-			b.Abandon(held)
-			continue
-		}
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(ErrShare)
-		b.policy.delay = time.Hour
-		b.Settle(ctx, held)
+		b.Abandon(held)
 	}
 	if n := b.Counts.BeyondShare.Load(); n != 2 || b.Counts.Late.Load() != 0 || b.pods[7].held != 0 {
 		t.Errorf("%d beyond the share, %d late, %d held", n, b.Counts.Late.Load(), b.pods[7].held)

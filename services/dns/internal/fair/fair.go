@@ -69,8 +69,8 @@ func (l *Limit) insert(item *Item) {
 	p.newest = item
 }
 
-// largest returns the pod that uses most of the limit if an item is added to an endpoint; nil if it is that endpoint,
-// which then has nothing to give up.
+// largest returns the pod that uses most of the limit if an item is added to an endpoint; nil if it is that endpoint
+// and has no item.
 func (l *Limit) largest(endpoint uint16, size int) (most *pod) {
 	used := size
 	if own := l.pods[endpoint]; own != nil {

@@ -68,7 +68,7 @@ const (
 	Responder Role = 2 // the server
 )
 
-// Tag is what the programs know about a packet.
+// Tag describes a packet. The programs write it in place of the Ethernet addresses.
 type Tag struct {
 	Set      uint16 // rule set of the client's egress policy
 	Endpoint uint16 // endpoint ID of the client

@@ -189,7 +189,8 @@ func TestFragmentsAreJoined(t *testing.T) {
 		if first.Source != p.Source || f.Source.Port() != 0 {
 			t.Errorf("ports %v, %v", first.Source, f.Source)
 		}
-		if err := first.Join(data); err != nil || !bytes.Equal(first.Payload, p.Payload) || !first.Intact() || first.Fragmented {
+		if err := first.Join(data); err != nil || !bytes.Equal(first.Payload, p.Payload) || !first.Intact() ||
+			first.Fragmented {
 			t.Errorf("%v: %v", p.Source, err)
 		}
 		if err := f.Read(pieces[0]); err != nil {

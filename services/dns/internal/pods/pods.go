@@ -32,7 +32,7 @@ type Pod struct {
 // Gone reports whether the pod does not exist any more. Its ID may be the ID of another pod then.
 func (p *Pod) Gone() bool { return p.gone.Load() }
 
-// Endpoint is what sluice-datapath reports about an endpoint.
+// Endpoint describes an endpoint of sluice-datapath.
 type Endpoint struct {
 	ID        uint32
 	Namespace string // of its Kubernetes pod; empty without one

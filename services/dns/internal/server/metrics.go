@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
+	"github.com/sluice-net/sluice/services/dns/internal/tap"
 )
 
 // Metrics are the metrics of the service. docs/reference/dns.md lists them.
@@ -18,6 +19,7 @@ type Metrics struct {
 	Sources
 
 	queries, answers, held, late, names, addresses, stateProblem, sets, connected *prometheus.Desc
+	packets, dropped, attached, endpoints, endpointsConnected                     *prometheus.Desc
 }
 
 // Sources are the values of the metrics.
@@ -27,6 +29,21 @@ type Sources struct {
 	RuleSets func() error // returns why the rule sets are not up to date
 	Counts   *exchange.Counts
 	State    func() error // returns why the state is not written
+	// Packets counts packets. Fragments returns how many incomplete packets were dropped because their time was over, and
+	// because the limit was used up.
+	Packets       *tap.Counts
+	Fragments     func() (expired, evicted uint64)
+	Attached      func() error // returns why the process is not attached to the datapath
+	Endpoints     func() int
+	EndpointWatch func() error // returns why the endpoints are not up to date
+}
+
+// NewHeld returns the metric of the times that packets were held.
+func NewHeld() prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "sluice_dns_held_seconds", Help: "How long answers waited for sluice-policy, and queries for their rule set.",
+		Buckets: []float64{0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5},
+	})
 }
 
 // NewMetrics returns the metrics.
@@ -45,6 +62,15 @@ func NewMetrics(s Sources) *Metrics {
 		sets: prometheus.NewDesc("sluice_dns_rule_sets", "Rule sets of sluice-policy.", nil, nil),
 		connected: prometheus.NewDesc("sluice_dns_rule_sets_connected",
 			"1 while the rule sets of sluice-policy are followed, else 0.", nil, nil),
+		packets: prometheus.NewDesc("sluice_dns_packets_total", "Packets from the TAP device, by kind.",
+			[]string{"kind"}, nil),
+		dropped: prometheus.NewDesc("sluice_dns_dropped_packets_total",
+			"Packets that were dropped for another reason than their message, by reason.", []string{"reason"}, nil),
+		attached: prometheus.NewDesc("sluice_dns_attached",
+			"1 while the process is attached to the datapath, else 0.", nil, nil),
+		endpoints: prometheus.NewDesc("sluice_dns_endpoints", "Endpoints of sluice-datapath.", nil, nil),
+		endpointsConnected: prometheus.NewDesc("sluice_dns_endpoints_connected",
+			"1 while the endpoints of sluice-datapath are followed, else 0.", nil, nil),
 	}
 }
 
@@ -52,6 +78,7 @@ func NewMetrics(s Sources) *Metrics {
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.queries, m.answers, m.held, m.late, m.names, m.addresses, m.stateProblem, m.sets, m.connected,
+		m.packets, m.dropped, m.attached, m.endpoints, m.endpointsConnected,
 	} {
 		ch <- d
 	}
@@ -75,12 +102,40 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	count(m.late, &m.Counts.Late, "timeout")
 	count(m.late, &m.Counts.NoCapacity, "no-capacity")
 	count(m.late, &m.Counts.BeyondShare, "share")
+	m.collectPackets(ch, count)
+	gauge(m.attached, one(m.Attached() == nil))
+	gauge(m.endpoints, m.Endpoints())
+	gauge(m.endpointsConnected, one(m.EndpointWatch() == nil))
 	names, addresses := m.Table.Len()
 	gauge(m.names, names)
 	gauge(m.addresses, addresses)
 	gauge(m.stateProblem, one(m.State() != nil))
 	gauge(m.sets, m.Rules.Len())
 	gauge(m.connected, one(m.RuleSets() == nil))
+}
+
+// collectPackets collects the counts of packets.
+func (m *Metrics) collectPackets(
+	ch chan<- prometheus.Metric, count func(d *prometheus.Desc, v *atomic.Uint64, labels ...string),
+) {
+	p := m.Packets
+	count(m.packets, &p.Queries, "query")
+	count(m.packets, &p.Answers, "answer")
+	count(m.packets, &p.Fragments, "fragment")
+	count(m.packets, &p.Invalid, "invalid")
+	count(m.dropped, &p.Invalid, "invalid")
+	count(m.dropped, &p.BadChecksum, "checksum")
+	count(m.dropped, &p.FragmentedQueries, "fragmented-query")
+	count(m.dropped, &p.FragmentConflicts, "fragment-conflict")
+	count(m.dropped, &p.FragmentLimit, "fragment-limit")
+	count(m.dropped, &p.NoRuleSet, "no-rule-set")
+	count(m.dropped, &p.Share, "share")
+	count(m.dropped, &p.PodGone, "pod-gone")
+	count(m.dropped, &p.WriteErrors, "write")
+	expired, evicted := m.Fragments()
+	for reason, n := range map[string]uint64{"fragment-timeout": expired, "fragment-share": evicted} {
+		ch <- prometheus.MustNewConstMetric(m.dropped, prometheus.CounterValue, float64(n), reason)
+	}
 }
 
 // one returns 1 if b is set, else 0.

@@ -87,7 +87,7 @@ func (p Packet) ipv6(data []byte, offset int, more, fragment bool) []byte {
 	var headers []byte
 	next := byte(17)
 	if fragment {
-		headers = append([]byte{next, 0}, binary.BigEndian.AppendUint16(nil, uint16(offset)|bit(more))...) //nolint:gosec // short
+		headers = binary.BigEndian.AppendUint16([]byte{next, 0}, uint16(offset)|bit(more)) //nolint:gosec // short
 		headers = binary.BigEndian.AppendUint32(headers, p.ID)
 		next = 44
 	}

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package attach attaches this process to the datapath: it receives the queue of the TAP device from sluice-datapath,
+// and writes the heartbeat that the programs look at.
+//
+// The connection to sluice-datapath is a lease. When it ends, the programs may still redirect packets, for example
+// while sluice-datapath restarts. So the queue and the heartbeat stay in use until the next connection brings others.
+package attach
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/sluice-net/sluice/kit/log"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+)
+
+// Pauses between attempts to connect.
+const (
+	minPause = 50 * time.Millisecond
+	maxPause = 2 * time.Second
+)
+
+const (
+	maxMessage = 64 << 10
+	// maxDescriptors is the largest number of descriptors that the kernel passes with a message.
+	maxDescriptors = 253
+)
+
+// Queue is a queue that is served.
+type Queue interface {
+	Ended() <-chan struct{} // closed when the queue cannot be read any more
+	Err() error             // why
+}
+
+// Options describe an Attachment. All fields are required.
+type Options struct {
+	Socket string // of sluice-datapath, of type SOCK_SEQPACKET
+	// Use serves a queue, given by its descriptor, instead of the one before. It takes over the descriptor.
+	Use func(fd int) (Queue, error)
+	Log *slog.Logger
+}
+
+// Attachment keeps the process attached while Run runs.
+type Attachment struct {
+	o    Options
+	beat beat
+	err  problem
+}
+
+// New returns an Attachment.
+func New(o Options) *Attachment {
+	a := &Attachment{o: o}
+	a.err.set(errors.New("not connected to sluice-datapath yet"))
+	return a
+}
+
+// Err returns why the process is not attached; nil if it is.
+func (a *Attachment) Err() error { return a.err.get() }
+
+// Run attaches the process until ctx ends, again and again.
+func (a *Attachment) Run(ctx context.Context) error {
+	beating := make(chan struct{})
+	go func() {
+		defer close(beating)
+		a.beat.run(ctx)
+	}()
+	defer func() {
+		<-beating
+		_ = a.beat.use(nil) // the kernel unmaps the memory at the end of the process
+	}()
+	pause, reported := minPause, ""
+	for ctx.Err() == nil {
+		attached, err := a.attach(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		a.err.set(err)
+		if attached {
+			pause, reported = minPause, ""
+		}
+		if text := err.Error(); text != reported {
+			reported = text
+			a.o.Log.Warn("not attached to the datapath; connecting again", log.Err(err))
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+		pause = min(2*pause, maxPause)
+	}
+	a.err.set(errors.New("stopping"))
+	return nil
+}
+
+// attach connects, and returns when the connection or the queue ends.
+func (a *Attachment) attach(ctx context.Context) (attached bool, err error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unixpacket", a.o.Socket)
+	if err != nil {
+		return false, fmt.Errorf("connect to sluice-datapath: %w", err)
+	}
+	conn := c.(*net.UnixConn) //nolint:forcetypeassert // the network says so
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	m, fds, err := receive(conn)
+	if err != nil {
+		return false, fmt.Errorf("attach by %s: %w", a.o.Socket, err)
+	}
+	memory, err := mapBeat(fds[1], int(m.GetHeartbeatOffset()))
+	unix.Close(fds[1]) //nolint:errcheck // the memory stays mapped
+	if err != nil {
+		return false, errors.Join(fmt.Errorf("attach by %s: %w", a.o.Socket, err), unix.Close(fds[0]))
+	}
+	q, err := a.o.Use(fds[0])
+	if err != nil {
+		return false, errors.Join(fmt.Errorf("attach by %s: %w", a.o.Socket, err), memory.unmap())
+	}
+	if err := a.beat.use(memory); err != nil {
+		a.o.Log.Warn("the memory of the former heartbeat stays mapped", log.Err(err))
+	}
+	a.err.set(nil)
+	a.o.Log.Info("attached to the datapath", "device", m.GetTapDevice(), "mtu", m.GetTapMtu())
+	ended := make(chan error, 1)
+	go func() { ended <- wait(conn) }()
+	select {
+	case err = <-ended:
+	case <-q.Ended():
+		err = fmt.Errorf("read from the TAP device %s: %w", m.GetTapDevice(), q.Err())
+		_ = conn.SetDeadline(time.Unix(1, 0))
+		<-ended
+	}
+	return true, err
+}
+
+// wait returns when the connection ends. Further messages are for later versions.
+func wait(conn *net.UnixConn) error {
+	b, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(maxDescriptors*4))
+	for {
+		_, descriptors, _, _, err := conn.ReadMsgUnix(b, oob)
+		closeAll(parse(oob[:descriptors]))
+		if err != nil {
+			return fmt.Errorf("sluice-datapath has ended the connection: %w", err)
+		}
+	}
+}
+
+// receive reads the first message, and returns its two descriptors.
+func receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
+	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxDescriptors*4))
+	n, descriptors, flags, _, err := conn.ReadMsgUnix(b, oob)
+	fds := parse(oob[:descriptors])
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("sluice-datapath has refused the connection: %w", err)
+	}
+	if err == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		err = errors.New("the message is too long")
+	}
+	m := &datapathv1.ProxyAttachment{}
+	if err == nil {
+		err = proto.Unmarshal(b[:n], m)
+	}
+	if err == nil {
+		err = check(m, len(fds))
+	}
+	if err != nil {
+		closeAll(fds)
+		return nil, nil, err
+	}
+	return m, fds, nil
+}
+
+// check checks the first message.
+func check(m *datapathv1.ProxyAttachment, descriptors int) error {
+	switch {
+	case m.GetProxy() != netv1.Proxy_PROXY_DNS:
+		return fmt.Errorf("the attachment is for %s, not for a DNS proxy", m.GetProxy())
+	case descriptors != 2:
+		return fmt.Errorf("the attachment has %d descriptors, not 2", descriptors)
+	case m.GetHeartbeatOffset()%8 != 0 || m.GetHeartbeatOffset() > maxMapped-8:
+		return fmt.Errorf("the offset of the heartbeat, %d, is not a multiple of 8 up to %d", m.GetHeartbeatOffset(),
+			maxMapped-8)
+	}
+	return nil
+}
+
+// parse returns the descriptors of control messages.
+func parse(oob []byte) (fds []int) {
+	list, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	for i := range list {
+		if more, err := unix.ParseUnixRights(&list[i]); err == nil {
+			fds = append(fds, more...)
+		}
+	}
+	return fds
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd) //nolint:errcheck // nothing was written
+	}
+}

@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+// Package tap serves the queue of the TAP device: it reads the packets of redirected connections, and releases,
+// answers or drops them as package exchange decides.
+//
+// Two goroutines read. They never wait: an answer that is held, a query whose rule set is not known yet and a large
+// answer are left to other goroutines, whose number and memory the pods share.
+package tap
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/services/dns/internal/exchange"
+	"github.com/sluice-net/sluice/services/dns/internal/fair"
+	"github.com/sluice-net/sluice/services/dns/internal/fragment"
+	"github.com/sluice-net/sluice/services/dns/internal/frame"
+	"github.com/sluice-net/sluice/services/dns/internal/pods"
+	"github.com/sluice-net/sluice/services/dns/internal/rules"
+)
+
+const (
+	readers = 2
+	// WaitFor is how long a query waits for its rule set.
+	WaitFor = 5 * time.Second
+	// MaxWaits and MaxWaitsPerPod limit the queries that wait for their rule set.
+	MaxWaits       = 1024
+	MaxWaitsPerPod = 64
+	// largeMessage is the size of an answer that a reader does not evaluate, because it takes long.
+	largeMessage = 4096
+	// stopGrace is how long held answers wait when the process stops.
+	stopGrace = time.Second
+	// readPause is the pause after a read for which the kernel had no memory.
+	readPause = 10 * time.Millisecond
+)
+
+// Options describe a Loop. All fields are required.
+type Options struct {
+	Exchange *exchange.Exchange
+	Rules    *rules.Rules
+	Pods     *pods.Pods
+	// Held receives how long each held packet has waited.
+	Held func(time.Duration)
+	Log  *slog.Logger
+}
+
+// Counts are the numbers of packets.
+type Counts struct {
+	Queries, Answers, Fragments             atomic.Uint64 // read
+	Invalid, BadChecksum, FragmentedQueries atomic.Uint64 // dropped
+	FragmentConflicts, FragmentLimit        atomic.Uint64 // dropped
+	NoRuleSet, Share, PodGone, WriteErrors  atomic.Uint64 // dropped
+}
+
+// Loop serves the queue. It is safe for concurrent use.
+type Loop struct {
+	o         Options
+	Counts    Counts
+	fragments *fragment.Packets
+	work      *work
+	stop      context.CancelFunc // ends the work
+
+	waits struct {
+		sync.Mutex
+		limit   *fair.Limit // guarded by Mutex
+		closed  bool        // guarded by Mutex
+		running sync.WaitGroup
+	}
+
+	mu     sync.Mutex            // held while the queue is replaced
+	closed bool                  // guarded by mu
+	queue  atomic.Pointer[Queue] // the current queue; nil before the first
+}
+
+// New returns a Loop without a queue.
+func New(o Options) *Loop {
+	ctx, cancel := context.WithCancel(context.Background())
+	l := &Loop{o: o, fragments: fragment.New(), work: newWork(ctx), stop: cancel}
+	l.waits.limit = fair.New(MaxWaits, MaxWaitsPerPod)
+	return l
+}
+
+// errStopped is returned for a queue that arrives after the loop was stopped.
+var errStopped = errors.New("sluice-dns is stopping")
+
+// Use serves a queue instead of the one before, whose frames are handled first. It closes the descriptor.
+func (l *Loop) Use(fd int) (*Queue, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q, err := newQueue(fd, readers)
+	if err != nil {
+		return nil, err
+	}
+	if l.closed {
+		return nil, errors.Join(errStopped, q.close())
+	}
+	var all []*reader
+	for i := range readers {
+		r, err := l.newReader(q, q.files[i])
+		if err != nil {
+			return nil, errors.Join(err, q.close())
+		}
+		all = append(all, r)
+	}
+	for _, r := range all {
+		q.readers.Go(r.run)
+	}
+	go func() {
+		q.readers.Wait()
+		close(q.ended)
+	}()
+	if old := l.queue.Swap(q); old != nil {
+		if err := old.drain(); err != nil {
+			l.o.Log.Warn("the former queue of the TAP device was not closed", log.Err(err))
+		}
+	}
+	return q, nil
+}
+
+// Run stops the loop when ctx ends, after the frames of the queue were handled. Held answers then wait at most a
+// second.
+func (l *Loop) Run(ctx context.Context) error {
+	tick := time.NewTicker(fragment.Time)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-tick.C:
+			l.fragments.Expire(time.Now())
+		case <-ctx.Done():
+		}
+	}
+	l.close()
+	return nil
+}
+
+func (l *Loop) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	end := time.AfterFunc(stopGrace, l.stop)
+	defer end.Stop()
+	defer l.stop()
+	q := l.queue.Load()
+	if q != nil {
+		q.interrupt()
+		q.readers.Wait()
+	}
+	l.work.close()
+	l.stop()
+	l.waits.Lock()
+	l.waits.closed = true
+	l.waits.Unlock()
+	l.waits.running.Wait()
+	if q != nil {
+		if err := q.close(); err != nil {
+			l.o.Log.Warn("the queue of the TAP device was not closed", log.Err(err))
+		}
+	}
+}
+
+// Fragments returns how many incomplete packets were dropped because their time was over, and because the limit of
+// fragments was used up.
+func (l *Loop) Fragments() (expired, evicted uint64) { return l.fragments.Expire(time.Now()) }
+
+// reader reads one descriptor of a queue.
+type reader struct {
+	*Loop
+	queue  *Queue
+	in     *input
+	out    *writer
+	frame  frame.Frame
+	reply  []byte
+	failed bool // the last write failed
+}
+
+func (l *Loop) newReader(q *Queue, f *os.File) (*reader, error) {
+	in, err := newInput(f, frame.MaxSize+1)
+	if err != nil {
+		return nil, err
+	}
+	out, err := newWriter(f)
+	if err != nil {
+		return nil, err
+	}
+	return &reader{Loop: l, queue: q, in: in, out: out, reply: make([]byte, 0, 2048)}, nil
+}
+
+// run handles frames until the queue is replaced, or cannot be read any more.
+func (r *reader) run() {
+	for {
+		b, err := r.in.read()
+		switch {
+		case err == nil:
+			r.handle(b)
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			r.drain()
+			return
+		case passing(err):
+			time.Sleep(readPause)
+		default:
+			r.queue.fail(err)
+			return
+		}
+	}
+}
+
+// drain handles the frames that are in the queue.
+func (r *reader) drain() {
+	for range maxDrained {
+		b, err := r.in.poll()
+		if err != nil {
+			return
+		}
+		r.handle(b)
+	}
+}
+
+// handle handles a frame. b may be used again afterwards.
+func (r *reader) handle(b []byte) {
+	f := &r.frame
+	if err := f.Read(b); err != nil {
+		r.Counts.Invalid.Add(1)
+		return
+	}
+	switch {
+	case f.Fragmented && f.Role == frame.Initiator:
+		// Resolvers do not fragment queries. A part of a query cannot be evaluated.
+		r.Counts.Fragments.Add(1)
+		r.Counts.FragmentedQueries.Add(1)
+	case f.Fragmented:
+		r.Counts.Fragments.Add(1)
+		r.fragment(b)
+	case f.Role == frame.Initiator:
+		r.Counts.Queries.Add(1)
+		r.query(b)
+	default:
+		r.Counts.Answers.Add(1)
+		r.answer(b)
+	}
+}
+
+// connection returns the connection of a packet.
+func connection(f *frame.Frame, pod *pods.Pod) exchange.Connection {
+	c := exchange.Connection{
+		Client: f.Source, Server: f.Destination, Endpoint: f.Endpoint, Asker: pod.Asker, Tag: rules.Tag{Egress: f.Set},
+	}
+	if f.Role == frame.Responder {
+		c.Client, c.Server = c.Server, c.Client
+	}
+	return c
+}
+
+// send sends a frame from a reader.
+func (r *reader) send(b []byte) {
+	if err := r.out.write(b); err != nil {
+		r.Counts.WriteErrors.Add(1)
+		r.noteWrite(err)
+	}
+}
+
+// noteWrite logs a failed write, which happens while the device is down, or has no memory. Clients ask again.
+func (l *Loop) noteWrite(err error) {
+	if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOBUFS) {
+		l.o.Log.Debug("a packet was not sent to the TAP device", log.Err(err))
+	}
+}
+
+// release sends frames from outside the readers.
+func (l *Loop) release(frames ...[]byte) {
+	q := l.queue.Load()
+	for _, b := range frames {
+		if err := q.write(b); err != nil {
+			l.Counts.WriteErrors.Add(1)
+			l.noteWrite(err)
+		}
+	}
+}
+
+func (r *reader) query(b []byte) {
+	f := &r.frame
+	pod := r.o.Pods.Get(f.Endpoint)
+	action, reply := r.o.Exchange.Query(connection(f, pod), f.Payload, r.reply[:f.ReplySize()])
+	switch action {
+	case exchange.Release:
+		r.send(b)
+	case exchange.Reply:
+		r.reply = reply[:0]
+		if !f.Intact() { // its server would not answer it either
+			r.Counts.BadChecksum.Add(1)
+			return
+		}
+		f.CompleteReply(reply)
+		r.send(reply)
+	case exchange.Wait:
+		r.wait(slices.Clone(b), pod)
+	}
+}
+
+// wait lets a query wait for its rule set.
+func (l *Loop) wait(b []byte, pod *pods.Pod) {
+	var f frame.Frame
+	if f.Read(b) != nil {
+		return // it was read before
+	}
+	ctx, cancel := context.WithTimeout(l.work.ctx, WaitFor)
+	l.waits.Lock()
+	defer l.waits.Unlock()
+	var item *fair.Item
+	if !l.waits.closed {
+		item = l.waits.limit.Add(f.Endpoint, 1, func() {
+			l.Counts.Share.Add(1)
+			cancel()
+		})
+	}
+	if item == nil {
+		l.Counts.Share.Add(1)
+		cancel()
+		return
+	}
+	began := time.Now()
+	l.waits.running.Go(func() {
+		defer cancel()
+		known := l.o.Rules.Wait(ctx, rules.Tag{Egress: f.Set})
+		l.waits.Lock()
+		last := l.waits.limit.Remove(item)
+		l.waits.Unlock()
+		if !last {
+			return // counted already
+		}
+		l.waited(b, &f, pod, known)
+		l.o.Held(time.Since(began))
+	})
+}
+
+// waited decides about a query that has waited for its rule set.
+func (l *Loop) waited(b []byte, f *frame.Frame, pod *pods.Pod, known bool) {
+	if pod.Gone() { // the ID may be the ID of another pod now
+		l.Counts.PodGone.Add(1)
+		return
+	}
+	if !known {
+		l.Counts.NoRuleSet.Add(1)
+		return
+	}
+	action, reply := l.o.Exchange.Query(connection(f, pod), f.Payload, make([]byte, f.ReplySize(), 1024))
+	switch action {
+	case exchange.Release:
+		l.release(b)
+	case exchange.Reply:
+		if !f.Intact() {
+			l.Counts.BadChecksum.Add(1)
+			return
+		}
+		f.CompleteReply(reply)
+		l.release(reply)
+	case exchange.Wait: // the set was removed again
+		l.Counts.NoRuleSet.Add(1)
+	}
+}
+
+func (r *reader) answer(b []byte) {
+	f := &r.frame
+	if len(f.Payload) > largeMessage {
+		whole := slices.Clone(b)
+		var f frame.Frame
+		if f.Read(whole) == nil { // it was read before
+			r.evaluate(f, whole)
+		}
+		return
+	}
+	if !f.Intact() { // it must not teach an address that no server has sent
+		r.Counts.BadChecksum.Add(1)
+		return
+	}
+	pod := r.o.Pods.Get(f.Endpoint)
+	switch action, held := r.o.Exchange.Answer(connection(f, pod), f.Payload); action {
+	case exchange.Release:
+		r.send(b)
+	case exchange.Hold:
+		r.hold(f.Endpoint, pod, slices.Clone(b), held)
+	}
+}
+
+// hold holds an answer until its addresses are enforced.
+func (l *Loop) hold(endpoint uint16, pod *pods.Pod, b []byte, held *exchange.Held) {
+	began := time.Now()
+	l.work.add(endpoint, len(b), &job{
+		run: func(ctx context.Context) {
+			l.o.Exchange.Settle(ctx, held)
+			l.settled(pod, began, b)
+		},
+		abandon: func() {
+			l.o.Exchange.Abandon(held)
+			l.settled(pod, began, b)
+		},
+	})
+}
+
+// settled releases a held answer.
+func (l *Loop) settled(pod *pods.Pod, began time.Time, frames ...[]byte) {
+	l.o.Held(time.Since(began))
+	if pod.Gone() {
+		l.Counts.PodGone.Add(uint64(len(frames)))
+		return
+	}
+	l.release(frames...)
+}
+
+// fragment collects a fragment of an answer.
+func (r *reader) fragment(b []byte) {
+	frames, data, result := r.fragments.Add(&r.frame, b, time.Now())
+	switch result {
+	case fragment.Completed:
+		var f frame.Frame
+		if f.Read(frames[0]) != nil || f.Join(data) != nil {
+			r.Counts.Invalid.Add(1)
+			return
+		}
+		r.evaluate(f, frames...)
+	case fragment.Conflict:
+		r.Counts.FragmentConflicts.Add(1)
+	case fragment.NoSpace:
+		r.Counts.FragmentLimit.Add(1)
+	}
+}
+
+// evaluate evaluates a large answer, and releases its frames.
+func (l *Loop) evaluate(f frame.Frame, frames ...[]byte) {
+	size := 0
+	for _, b := range frames {
+		size += len(b)
+	}
+	pod := l.o.Pods.Get(f.Endpoint)
+	l.work.add(f.Endpoint, size, &job{
+		run: func(ctx context.Context) {
+			if !f.Intact() {
+				l.Counts.BadChecksum.Add(1)
+				return
+			}
+			began := time.Now()
+			switch action, held := l.o.Exchange.Answer(connection(&f, pod), f.Payload); action {
+			case exchange.Release:
+				l.release(frames...)
+			case exchange.Hold:
+				l.o.Exchange.Settle(ctx, held)
+				l.settled(pod, began, frames...)
+			}
+		},
+		abandon: func() { l.Counts.Share.Add(uint64(len(frames))) }, // it cannot be released, because it was not read
+	})
+}

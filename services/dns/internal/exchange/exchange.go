@@ -103,7 +103,7 @@ type Options struct {
 type Exchange struct {
 	o       Options
 	Counts  Counts
-	readers sync.Pool // of *reader
+	readers readers
 	seed    maphash.Seed
 
 	mu      sync.Mutex
@@ -129,19 +129,47 @@ type reader struct {
 	chain  []string
 }
 
+// maxReaders limits the readers that are kept.
+const maxReaders = 32
+
+// readers keeps readers for further messages.
+type readers struct {
+	mu   sync.Mutex
+	free []*reader // guarded by mu
+}
+
+func (r *readers) get() *reader {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.free); n > 0 {
+		out := r.free[n-1]
+		r.free = r.free[:n-1]
+		return out
+	}
+	return &reader{}
+}
+
+func (r *readers) put(used *reader) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.free) < maxReaders {
+		r.free = append(r.free, used)
+	}
+}
+
 // New returns an Exchange.
 func New(o Options) *Exchange {
 	return &Exchange{
 		o: o, pods: make(map[uint16]*pod), calling: make(map[string]chan struct{}),
 		evicted: make(map[names.Pair]struct{}), woken: make(chan struct{}, 1),
-		seed: maphash.MakeSeed(), readers: sync.Pool{New: func() any { return &reader{} }},
+		seed: maphash.MakeSeed(),
 	}
 }
 
 // Query decides about a query. The reply is appended to dst.
 func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
-	r := x.readers.Get().(*reader) //nolint:forcetypeassert // only readers are put there
-	defer x.readers.Put(r)
+	r := x.readers.get()
+	defer x.readers.put(r)
 	q := &r.query
 	if err := q.Read(b); err != nil {
 		x.Counts.Malformed.Add(1)
@@ -188,8 +216,8 @@ type Held struct {
 // Answer decides about an answer. If the action is Hold, Settle must be called, also if the answer is dropped for
 // another reason.
 func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
-	r := x.readers.Get().(*reader) //nolint:forcetypeassert // only readers are put there
-	defer x.readers.Put(r)
+	r := x.readers.get()
+	defer x.readers.put(r)
 	a := &r.answer
 	if err := a.Read(b); err != nil {
 		x.Counts.BadAnswers.Add(1)

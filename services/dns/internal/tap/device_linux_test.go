@@ -5,6 +5,7 @@ package tap
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"runtime"
 	"testing"
@@ -114,7 +115,7 @@ func TestKernelQueueOfATAPDeviceIsServed(t *testing.T) {
 	if err := dev.up(false); err != nil {
 		t.Fatal(err)
 	}
-	if err := q.write(query(1, "www.example.com.", dnsmessage.TypeA).Bytes()); err != unix.EIO { //nolint:errorlint // x/sys
+	if err := q.write(query(1, "www.example.com.", dnsmessage.TypeA).Bytes()); !errors.Is(err, unix.EIO) {
 		t.Errorf("a device that is down: %v", err)
 	}
 	if err := dev.up(true); err != nil {

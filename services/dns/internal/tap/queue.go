@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/services/dns/internal/frame"
 )
 
 // maxDrained limits the frames that are read from a queue that is replaced. The device queues 1,000.
@@ -20,42 +22,39 @@ const maxDrained = 4096
 
 // Queue is a queue of the TAP device that readers serve.
 type Queue struct {
-	files   []*os.File // one for each reader, which then do not wait for each other, and one for all other writers
-	shared  sync.Mutex
-	other   *writer // guarded by shared
+	file    *os.File // waits for frames
+	conn    syscall.RawConn
 	readers sync.WaitGroup
+	more    chan struct{} // wakes the second reader; closed when the first one ends
 	ended   chan struct{} // all readers have ended
 	err     error         // why; valid after ended
-	errOnce sync.Once
+
+	// Reads and writes hold the lock for reading. They never wait for the device, and not for each other.
+	mu     sync.RWMutex
+	fd     int  // of file
+	closed bool // guarded by mu
 }
 
-// newQueue makes a queue of its descriptor, which it closes.
-func newQueue(fd, readers int) (*Queue, error) {
-	q := &Queue{ended: make(chan struct{})}
-	defer unix.Close(fd)
+// newQueue makes a queue of its descriptor, which it takes over.
+func newQueue(fd int) (*Queue, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
-		return nil, fmt.Errorf("make the queue of the TAP device non-blocking: %w", err)
+		return nil, errors.Join(fmt.Errorf("make the queue of the TAP device non-blocking: %w", err), unix.Close(fd))
 	}
-	for range readers + 1 {
-		d, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("duplicate the queue of the TAP device: %w", err), q.close())
-		}
-		q.files = append(q.files, os.NewFile(uintptr(d), "TAP device"))
+	q := &Queue{
+		file: os.NewFile(uintptr(fd), "TAP device"), fd: fd, more: make(chan struct{}, 1), ended: make(chan struct{}),
 	}
 	var err error
-	if q.other, err = newWriter(q.files[readers]); err != nil {
-		return nil, errors.Join(err, q.close())
+	if q.conn, err = q.file.SyscallConn(); err != nil {
+		return nil, errors.Join(err, q.file.Close())
 	}
 	return q, nil
 }
 
 func (q *Queue) close() error {
-	var err error
-	for _, f := range q.files {
-		err = errors.Join(err, f.Close())
-	}
-	return err
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	return q.file.Close()
 }
 
 // Ended is closed when the queue cannot be read any more, for example because its device was removed.
@@ -64,102 +63,68 @@ func (q *Queue) Ended() <-chan struct{} { return q.ended }
 // Err returns why the queue has ended.
 func (q *Queue) Err() error { return q.err }
 
-// fail notes why a reader ends. The other readers of the queue end, too.
-func (q *Queue) fail(err error) {
-	q.errOnce.Do(func() { q.err = err })
-	q.interrupt()
-}
-
-func (q *Queue) interrupt() {
-	for _, f := range q.files {
-		_ = f.SetReadDeadline(time.Unix(1, 0)) // it fails only for a closed file
-	}
-}
-
-// drain makes the readers handle the frames that are in the queue, and closes the queue.
-func (q *Queue) drain() error {
-	q.interrupt()
+// drain makes the readers handle the frames that are in the queue, and waits for their end.
+func (q *Queue) drain() {
+	_ = q.file.SetReadDeadline(time.Unix(1, 0)) // it fails only for a closed file
 	q.readers.Wait()
-	return q.close()
 }
 
-// write sends a frame for work outside the readers.
+// write sends a frame without waiting: a device that is full drops it.
 func (q *Queue) write(b []byte) error {
-	q.shared.Lock()
-	defer q.shared.Unlock()
-	return q.other.write(b)
-}
-
-// writer sends frames without waiting, and without allocating memory.
-type writer struct {
-	conn syscall.RawConn
-	try  func(fd uintptr) bool
-	b    []byte
-	err  error
-}
-
-func newWriter(f *os.File) (*writer, error) {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return nil, err
+	q.mu.RLock()
+	defer q.mu.RUnlock()
+	if q.closed {
+		return os.ErrClosed
 	}
-	w := &writer{conn: conn}
-	w.try = func(fd uintptr) bool {
-		for {
-			if _, w.err = unix.Write(int(fd), w.b); w.err != unix.EINTR { //nolint:errorlint // x/sys returns it itself
-				return true // a full device drops the frame: a reader must not wait
-			}
+	for {
+		if _, err := unix.Write(q.fd, b); err != unix.EINTR { //nolint:errorlint // x/sys returns it itself
+			return err
 		}
 	}
-	return w, nil
 }
 
-func (w *writer) write(b []byte) error {
-	w.b = b
-	if err := w.conn.Write(w.try); err != nil {
-		return err
-	}
-	return w.err
-}
-
-// input reads frames from one descriptor.
+// input reads frames from a queue into a buffer.
 type input struct {
-	conn syscall.RawConn
-	try  func(fd uintptr) bool
-	buf  []byte
-	n    int
-	err  error
+	queue *Queue
+	buf   []byte
+	n     int
+	err   error
+	tries int // of the last call of read
+	try   func(fd uintptr) bool
 }
 
-func newInput(f *os.File, size int) (*input, error) {
-	conn, err := f.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	in := &input{conn: conn, buf: make([]byte, size)}
-	in.try = func(fd uintptr) bool {
+func newInput(q *Queue) *input {
+	in := &input{queue: q, buf: make([]byte, frame.MaxSize+1)}
+	in.try = func(fd uintptr) bool { // made once, because it would be allocated for each frame
+		in.tries++
 		for {
 			if in.n, in.err = unix.Read(int(fd), in.buf); in.err != unix.EINTR { //nolint:errorlint // x/sys returns it itself
 				return in.err != unix.EAGAIN //nolint:errorlint // x/sys returns it itself
 			}
 		}
 	}
-	return in, nil
+	return in
 }
 
-// read waits for a frame. The frame is valid until the next call.
-func (in *input) read() ([]byte, error) {
-	if err := in.conn.Read(in.try); err != nil {
-		return nil, err
+// read waits for a frame, which is valid until the next call. Only one goroutine may wait. waited reports whether the
+// queue was empty.
+func (in *input) read() (b []byte, waited bool, err error) {
+	in.tries = 0
+	if err := in.queue.conn.Read(in.try); err != nil {
+		return nil, true, err
 	}
-	return in.result()
+	b, err = in.result()
+	return b, in.tries > 1, err
 }
 
 // poll returns a frame without waiting, or EAGAIN if the queue is empty.
 func (in *input) poll() ([]byte, error) {
-	if err := in.conn.Control(func(fd uintptr) { in.try(fd) }); err != nil {
-		return nil, err
+	in.queue.mu.RLock()
+	defer in.queue.mu.RUnlock()
+	if in.queue.closed {
+		return nil, os.ErrClosed
 	}
+	in.try(uintptr(in.queue.fd))
 	return in.result()
 }
 

@@ -4,8 +4,9 @@
 // Package tap serves the queue of the TAP device: it reads the packets of redirected connections, and releases,
 // answers or drops them as package exchange decides.
 //
-// Two goroutines read. They never wait: an answer that is held, a query whose rule set is not known yet and a large
-// answer are left to other goroutines, whose number and memory the pods share.
+// One goroutine reads, and another one helps when there are many packets. They wait for packets only: an answer that is
+// held, a query whose rule set is not known yet and a large answer are left to other goroutines, whose number and
+// memory the pods share.
 package tap
 
 import (
@@ -18,8 +19,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/fair"
@@ -30,7 +29,6 @@ import (
 )
 
 const (
-	readers = 2
 	// WaitFor is how long a query waits for its rule set.
 	WaitFor = 5 * time.Second
 	// MaxWaits and MaxWaitsPerPod limit the queries that wait for their rule set.
@@ -93,34 +91,27 @@ func New(o Options) *Loop {
 // errStopped is returned for a queue that arrives after the loop was stopped.
 var errStopped = errors.New("sluice-dns is stopping")
 
-// Use serves a queue instead of the one before, whose frames are handled first. It closes the descriptor.
+// Use serves a queue instead of the one before, whose frames are handled first. It takes over the descriptor.
 func (l *Loop) Use(fd int) (*Queue, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	q, err := newQueue(fd, readers)
+	q, err := newQueue(fd)
 	if err != nil {
 		return nil, err
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.closed {
 		return nil, errors.Join(errStopped, q.close())
 	}
-	var all []*reader
-	for i := range readers {
-		r, err := l.newReader(q, q.files[i])
-		if err != nil {
-			return nil, errors.Join(err, q.close())
-		}
-		all = append(all, r)
-	}
-	for _, r := range all {
-		q.readers.Go(r.run)
-	}
+	old := l.queue.Swap(q)
+	q.readers.Go(l.newReader(q).first)
+	q.readers.Go(l.newReader(q).second)
 	go func() {
 		q.readers.Wait()
 		close(q.ended)
 	}()
-	if old := l.queue.Swap(q); old != nil {
-		if err := old.drain(); err != nil {
+	if old != nil {
+		old.drain()
+		if err := old.close(); err != nil {
 			l.o.Log.Warn("the former queue of the TAP device was not closed", log.Err(err))
 		}
 	}
@@ -152,8 +143,7 @@ func (l *Loop) close() {
 	defer l.stop()
 	q := l.queue.Load()
 	if q != nil {
-		q.interrupt()
-		q.readers.Wait()
+		q.drain()
 	}
 	l.work.close()
 	l.stop()
@@ -172,45 +162,61 @@ func (l *Loop) close() {
 // fragments was used up.
 func (l *Loop) Fragments() (expired, evicted uint64) { return l.fragments.Expire(time.Now()) }
 
-// reader reads one descriptor of a queue.
+// reader reads frames of a queue, and handles them.
 type reader struct {
 	*Loop
-	queue  *Queue
-	in     *input
-	out    *writer
-	frame  frame.Frame
-	reply  []byte
-	failed bool // the last write failed
+	queue *Queue
+	in    *input
+	frame frame.Frame
+	reply []byte
 }
 
-func (l *Loop) newReader(q *Queue, f *os.File) (*reader, error) {
-	in, err := newInput(f, frame.MaxSize+1)
-	if err != nil {
-		return nil, err
-	}
-	out, err := newWriter(f)
-	if err != nil {
-		return nil, err
-	}
-	return &reader{Loop: l, queue: q, in: in, out: out, reply: make([]byte, 0, 2048)}, nil
+func (l *Loop) newReader(q *Queue) *reader {
+	return &reader{Loop: l, queue: q, in: newInput(q), reply: make([]byte, 0, 2048)}
 }
 
-// run handles frames until the queue is replaced, or cannot be read any more.
-func (r *reader) run() {
+// busyFrames is the number of frames without a pause after which the second reader helps. It does not wait for frames
+// itself, because each frame would then wake two threads.
+const busyFrames = 4
+
+// first handles frames until the queue is replaced, or cannot be read any more.
+func (r *reader) first() {
+	defer close(r.queue.more)
+	frames := 0
 	for {
-		b, err := r.in.read()
+		b, waited, err := r.in.read()
+		if frames++; waited {
+			frames = 0
+		}
+		if frames >= busyFrames {
+			select {
+			case r.queue.more <- struct{}{}:
+			default:
+			}
+		}
 		switch {
 		case err == nil:
 			r.handle(b)
 		case errors.Is(err, os.ErrDeadlineExceeded):
+			r.queue.err = errReplaced
 			r.drain()
 			return
 		case passing(err):
 			time.Sleep(readPause)
 		default:
-			r.queue.fail(err)
+			r.queue.err = err
 			return
 		}
+	}
+}
+
+// errReplaced is the reason why the readers of a queue end when it is replaced, or when the process stops.
+var errReplaced = errors.New("the queue was replaced")
+
+// second handles frames whenever the first reader does not keep up.
+func (r *reader) second() {
+	for range r.queue.more {
+		r.drain()
 	}
 }
 
@@ -219,7 +225,7 @@ func (r *reader) drain() {
 	for range maxDrained {
 		b, err := r.in.poll()
 		if err != nil {
-			return
+			return // the first reader meets the same error
 		}
 		r.handle(b)
 	}
@@ -260,29 +266,19 @@ func connection(f *frame.Frame, pod *pods.Pod) exchange.Connection {
 	return c
 }
 
-// send sends a frame from a reader.
-func (r *reader) send(b []byte) {
-	if err := r.out.write(b); err != nil {
-		r.Counts.WriteErrors.Add(1)
-		r.noteWrite(err)
-	}
-}
-
-// noteWrite logs a failed write, which happens while the device is down, or has no memory. Clients ask again.
-func (l *Loop) noteWrite(err error) {
-	if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOBUFS) {
+// send sends a frame. A write fails while the device is down, full, or without memory. Clients ask again.
+func (l *Loop) send(q *Queue, b []byte) {
+	if err := q.write(b); err != nil {
+		l.Counts.WriteErrors.Add(1)
 		l.o.Log.Debug("a packet was not sent to the TAP device", log.Err(err))
 	}
 }
 
-// release sends frames from outside the readers.
+// release sends frames from outside the readers, to the queue that is used now.
 func (l *Loop) release(frames ...[]byte) {
 	q := l.queue.Load()
 	for _, b := range frames {
-		if err := q.write(b); err != nil {
-			l.Counts.WriteErrors.Add(1)
-			l.noteWrite(err)
-		}
+		l.send(q, b)
 	}
 }
 
@@ -292,7 +288,7 @@ func (r *reader) query(b []byte) {
 	action, reply := r.o.Exchange.Query(connection(f, pod), f.Payload, r.reply[:f.ReplySize()])
 	switch action {
 	case exchange.Release:
-		r.send(b)
+		r.send(r.queue, b)
 	case exchange.Reply:
 		r.reply = reply[:0]
 		if !f.Intact() { // its server would not answer it either
@@ -300,7 +296,7 @@ func (r *reader) query(b []byte) {
 			return
 		}
 		f.CompleteReply(reply)
-		r.send(reply)
+		r.send(r.queue, reply)
 	case exchange.Wait:
 		r.wait(slices.Clone(b), pod)
 	}
@@ -385,7 +381,7 @@ func (r *reader) answer(b []byte) {
 	pod := r.o.Pods.Get(f.Endpoint)
 	switch action, held := r.o.Exchange.Answer(connection(f, pod), f.Payload); action {
 	case exchange.Release:
-		r.send(b)
+		r.send(r.queue, b)
 	case exchange.Hold:
 		r.hold(f.Endpoint, pod, slices.Clone(b), held)
 	}

@@ -202,7 +202,7 @@ func (r *reader) first() {
 			r.drain()
 			return
 		case passing(err):
-			time.Sleep(readPause)
+			time.Sleep(readPause) // the kernel has no memory for the frame, which stays in the queue
 		default:
 			r.queue.err = err
 			return

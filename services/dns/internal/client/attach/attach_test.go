@@ -230,7 +230,7 @@ func TestWrongAttachmentsAreRefused(t *testing.T) {
 		},
 		"proto": func(conn *net.UnixConn) { unix.Close(d.send(conn, []byte("\xff\xff"), beat)) },
 		"map the memory": func(conn *net.UnixConn) {
-			unix.Close(d.send(conn, message(nil), int(socket(t))))
+			unix.Close(d.send(conn, message(nil), socket(t)))
 		},
 	} {
 		conn := d.accept()

@@ -31,7 +31,7 @@ const (
 	ControllerID   = FirstServiceID + 6 // the user is called sluice-status, the name in earlier versions
 	HTTPID         = FirstServiceID + 7 // proxy for HTTP and TLS, which does not exist yet
 	HubbleID       = FirstServiceID + 8
-	DNSID          = FirstServiceID + 9 // proxy for DNS, which does not exist yet
+	DNSID          = FirstServiceID + 9
 	StoreID        = FirstServiceID + 11
 )
 

@@ -46,6 +46,7 @@ func Services() []Service {
 		// No earlier version had the services whose user is their former one.
 		{Name: "loadbalancer", UID: instance.LoadBalancerID, GID: instance.GroupID, Former: instance.LoadBalancerID},
 		{Name: "datapath", UID: instance.DatapathID, GID: instance.GroupID, Former: 0, BPF: true},
+		{Name: "dns", UID: instance.DNSID, GID: instance.GroupID, Former: instance.DNSID},
 		{Name: "hubble", UID: instance.HubbleID, GID: instance.GroupID, Former: instance.HubbleID, Optional: true},
 	}
 }

@@ -72,7 +72,7 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 	}
 	processes := rows(t, "docs/architecture.md", "## Processes and rights")
 	for _, service := range []string{
-		"identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "store", "datapath",
+		"identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "store", "datapath", "dns",
 	} {
 		row := strings.Join(processes["`sluice-"+service+"`"], " ")
 		if row == "" {
@@ -115,7 +115,7 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 func TestProcessesHaveTheCapabilitiesThatTheArchitectureSays(t *testing.T) {
 	processes := rows(t, "docs/architecture.md", "## Processes and rights")
 	for _, service := range []string{
-		"identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "store", "datapath",
+		"identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "store", "datapath", "dns",
 	} {
 		cells := strings.Split(strings.Join(processes["`sluice-"+service+"`"], " "), " | ")
 		source, want := direct(t, "services/"+service), "none"

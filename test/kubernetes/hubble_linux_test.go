@@ -37,7 +37,7 @@ func hubble(t *testing.T) (corev1.PodSpec, corev1.Container) {
 func TestHubbleIsAComponentWithoutRights(t *testing.T) {
 	pod, c := hubble(t)
 	base := daemonSet(t).Spec.Template.Spec
-	if len(pod.Containers) != len(base.Containers)+1 || len(pod.Volumes) != len(base.Volumes)+3 {
+	if len(pod.Containers) != len(base.Containers)+1 || len(pod.Volumes) != len(base.Volumes)+2 {
 		t.Errorf("the component adds to %d containers and %d volumes: now %d and %d",
 			len(base.Containers), len(base.Volumes), len(pod.Containers), len(pod.Volumes))
 	}

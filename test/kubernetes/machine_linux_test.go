@@ -61,11 +61,13 @@ func newMachine(t *testing.T) *machine {
 	m.must(unix.Mount("", dir, "", unix.MS_PRIVATE, ""))
 	m.must(unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	for _, path := range []string{
-		"run/netns", "run/sluice", "var/lib/sluice", "var/lib/sluice-etcd", "etc/cni/net.d", "opt/cni/bin", "token",
-		"dev/net",
+		"run/netns", "run/sluice", "var/lib/sluice", "var/lib/sluice-etcd", "etc/cni/net.d", "opt/cni/bin", "dev/net",
+		"token",
 	} {
 		m.must(os.MkdirAll(filepath.Join(dir, path), 0o755))
 	}
+	// As on a machine without udev.
+	m.must(unix.Mknod(filepath.Join(dir, "dev", "net", "tun"), unix.S_IFCHR|0o600, int(unix.Mkdev(10, 200))))
 	m.must(os.Symlink("../run", filepath.Join(dir, "var", "run")))
 	m.must(pod.NewNetns(m.netns))
 	t.Cleanup(func() { m.must(pod.DeleteNetns(m.netns)) })
@@ -77,7 +79,7 @@ func newMachine(t *testing.T) *machine {
 	m.must(os.Symlink("../run", filepath.Join(m.image, "var", "run")))
 	for _, program := range []string{
 		"sluice", "sluice-cni", "sluice-identity", "sluice-ipam", "sluice-policy", "sluice-loadbalancer",
-		"sluice-datapath", "sluice-hubble", "sluice-devetcd",
+		"sluice-datapath", "sluice-dns", "sluice-hubble", "sluice-devetcd",
 	} {
 		m.copy(filepath.Join(binDir(), program), filepath.Join(m.image, "usr", "bin", program))
 	}

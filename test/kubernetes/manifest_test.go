@@ -385,6 +385,19 @@ func TestVolumesAndMountsFit(t *testing.T) {
 	}
 }
 
+// TestNodesWithoutTUNStartThePod: the device may be missing, so the pod mounts its directory. The type CharDevice would
+// keep the pod from starting, and without a type the runtime would make a directory in place of the device.
+func TestNodesWithoutTUNStartThePod(t *testing.T) {
+	volumes := daemonSet(t).Spec.Template.Spec.Volumes
+	i := slices.IndexFunc(volumes, func(v corev1.Volume) bool { return v.Name == "dev-net" })
+	if i < 0 {
+		t.Fatal("the pod has no volume dev-net")
+	}
+	if of := volumes[i].HostPath; of.Path != "/dev/net" || of.Type == nil || *of.Type != corev1.HostPathDirectoryOrCreate {
+		t.Errorf("the volume is %+v", of)
+	}
+}
+
 // token is the volume with the credentials for the API server.
 const token = "kubernetes-api"
 

@@ -20,7 +20,8 @@ import (
 
 // metricsPorts are the ports on which the services serve metrics with the component monitoring.
 var metricsPorts = map[string]int32{
-	"identity": 64721, "ipam": 64722, "policy": 64723, "loadbalancer": 64724, "datapath": 64726, "controller": 64725,
+	"identity": 64721, "ipam": 64722, "policy": 64723, "loadbalancer": 64724, "datapath": 64726, "dns": 64730,
+	"controller": 64725,
 }
 
 // listening is the setting of a process with the address of its metrics.
@@ -137,7 +138,7 @@ func TestMetricNamesOfAnExpression(t *testing.T) {
 func documented(t *testing.T) (names []string) {
 	t.Helper()
 	name := regexp.MustCompile("`((?:sluice|grpc)_[a-z_<>]+)`")
-	for _, page := range []string{"process", "identity", "ipam", "policy", "loadbalancer", "datapath"} {
+	for _, page := range []string{"process", "identity", "ipam", "policy", "loadbalancer", "datapath", "dns"} {
 		content, err := os.ReadFile(filepath.Join("docs", "reference", page+".md"))
 		if err != nil {
 			t.Fatal(err)

@@ -91,6 +91,9 @@ func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 			"/dev/net ro", "/host/proc/sys/net of /proc/sys/net", "/host/sys/fs/cgroup of /sys/fs/cgroup ro",
 			"/run/netns ro HostToContainer", "/run/sluice HostToContainer", "/var/lib/sluice/cni", "/var/lib/sluice/datapath",
 		},
+		"sluice/dns": {
+			"/run/sluice/datapath ro", "/run/sluice/dns", identity, "/run/sluice/policy ro", "/var/lib/sluice/dns",
+		},
 		"sluice/cni":          {"/etc/cni/net.d", "/opt/cni/bin ro", "/run/sluice ro"},
 		"status/status":       {identity, "/var/lib/sluice/status of the pod", api},
 		"etcd-dev/etcd":       {"/var/lib/sluice-etcd"},

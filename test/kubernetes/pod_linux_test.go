@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
@@ -51,11 +52,17 @@ func TestKernelManifestsConnectPods(t *testing.T) {
 	for _, c := range containers {
 		c.ready()
 	}
+	var tun, mounted unix.Stat_t
+	inside := fmt.Sprintf("/proc/%d/root/dev/net/tun", containers["datapath"].pid)
+	if err := errors.Join(unix.Stat(m.path("/dev/net/tun"), &tun), unix.Stat(inside, &mounted)); err != nil ||
+		mounted.Ino != tun.Ino || mounted.Dev != tun.Dev || mounted.Rdev != tun.Rdev {
+		t.Errorf("the datapath has %+v at /dev/net/tun, the machine %+v (%v)", mounted, tun, err)
+	}
 	const none = "0000000000000000"
 	for name, want := range map[string]struct{ uid, capabilities, bounding string }{
 		"identity": {"65701", none, none}, "ipam": {"65702", none, none}, "policy": {"65703", none, none},
-		"loadbalancer": {"65704", none, none},
-		"datapath":     {"65706", "000000c000201000", "000000c0002010c0"}, "cni": {"0", none, none},
+		"loadbalancer": {"65704", none, none}, "dns": {"65710", none, none},
+		"datapath": {"65706", "000000c000201000", "000000c0002010c0"}, "cni": {"0", none, none},
 	} {
 		for _, have := range privilegetest.Threads(t, containers[name].pid) {
 			for key, value := range map[string]string{

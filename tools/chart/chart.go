@@ -107,11 +107,18 @@ func (c *chart) parametrise() error {
 		&value{name: "namespace"},
 		&value{name: "settings", description: "the ConfigMap sluice; a change restarts the pods"},
 		&value{name: "shared", description: "settings that several services have, with one value for all"},
+		&value{name: "features", description: "parts that are in every cluster unless they are set to false"},
 		&value{name: "components", description: "parts that are not in every cluster"},
 		&value{name: "workloads", description: "the pods of each DaemonSet and Deployment"},
 		&value{name: "containers", description: "each container; settings by the keys of its service"},
 	)
 	for _, of := range c.components {
+		if feature, ok := featureOf(of.name); ok {
+			without := strings.ToLower(of.description[:1]) + of.description[1:]
+			v.group("features").add(
+				&value{name: feature, description: "false: " + without, schema: boolean, def: true})
+			continue
+		}
 		v.group("components").group(of.name).add(
 			&value{name: "enabled", description: of.description, schema: boolean, def: false})
 	}

@@ -105,13 +105,17 @@ func (r rendering) objects(t *testing.T, of *chartv2.Chart) map[string]object {
 	return all
 }
 
-// with returns the values that enable components.
+// with returns the values that enable components, and disable the features of which there are components without them.
 func with(components ...string) map[string]any {
-	enabled := map[string]any{}
+	enabled, features := map[string]any{}, map[string]any{}
 	for _, c := range components {
+		if feature, ok := featureOf(c); ok {
+			features[feature] = false
+			continue
+		}
 		enabled[c] = map[string]any{"enabled": true}
 	}
-	return map[string]any{"components": enabled}
+	return map[string]any{"components": enabled, "features": features}
 }
 
 // set returns values with one more, at a path with dots.
@@ -344,6 +348,29 @@ func TestUninstallReplacesTheWorkloads(t *testing.T) {
 	}
 }
 
+// TestFeatureThatIsOffHasNoContainer: sluice-dns runs by default, and without it the pod has neither its container nor
+// its directories.
+func TestFeatureThatIsOffHasNoContainer(t *testing.T) {
+	_, loaded := charts(t)
+	for _, on := range []bool{true, false} {
+		values := set(with("monitoring", "hubble"), "features.dns", on)
+		o := rendering{values: values}.objects(t, loaded)["DaemonSet/sluice"]
+		pod := o["spec"].(object)["template"].(object)["spec"].(object)
+		var found []string
+		for _, list := range []string{"containers", "volumes"} {
+			for _, of := range pod[list].([]any) {
+				if name := of.(object)["name"].(string); slices.Contains([]string{"dns", "run-dns", "state-dns"}, name) {
+					found = append(found, name)
+				}
+			}
+		}
+		want := map[bool]string{true: "[dns run-dns state-dns]", false: "[]"}[on]
+		if got := fmt.Sprint(found); got != want {
+			t.Errorf("features.dns=%t: the pod has %s, want %s", on, got, want)
+		}
+	}
+}
+
 // leaf is a value of the chart with its path.
 type leaf struct {
 	path string
@@ -536,7 +563,7 @@ func TestProgramsTakeEverySetting(t *testing.T) {
 		name       string
 		containers []string
 	}{
-		{"DaemonSet/sluice", []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "hubble"}},
+		{"DaemonSet/sluice", []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "dns", "hubble"}},
 		{"Deployment/sluice-status", []string{"status"}},
 	} {
 		for _, name := range workload.containers {
@@ -615,6 +642,7 @@ func TestUnknownValuesAreRefused(t *testing.T) {
 		"containers.identity.settings.gc.grace":     "soon",
 		"containers.identity.settings.quota":        "many",
 		"components.hubble.enabled":                 "yes",
+		"features.dns":                              "off",
 		"image.digests.sluice":                      "latest",
 		"labels":                                    map[string]any{"app.kubernetes.io/name": "other"},
 		"workloads.sluice.tolerations":              []any{map[string]any{"operators": "Exists"}},

@@ -132,7 +132,14 @@ func condition(on, off []string) string {
 	if len(on) > 0 {
 		parts = append(parts, one(on))
 	}
-	if len(off) > 0 {
+	feature, isFeature := "", false
+	if len(off) == 1 {
+		feature, isFeature = featureOf(off[0])
+	}
+	switch {
+	case isFeature:
+		parts = append(parts, "$.Values.features."+feature)
+	case len(off) > 0:
 		parts = append(parts, "(not "+one(off)+")")
 	}
 	if len(parts) == 2 {
@@ -143,5 +150,8 @@ func condition(on, off []string) string {
 
 // enabled is the expression that is true with a component.
 func enabled(component string) string {
+	if feature, ok := featureOf(component); ok {
+		return fmt.Sprintf("(not $.Values.features.%s)", feature)
+	}
 	return fmt.Sprintf("$.Values.components.%s.enabled", component)
 }

@@ -103,6 +103,16 @@ type component struct {
 // onOthers are the components that change what another component adds. A template of the chart cannot express this.
 var onOthers = []string{"hubble-monitoring", "hubble-relay"}
 
+// featureOf returns the value below features that turns a component on when it is false: of the component withoutDns,
+// dns.
+func featureOf(component string) (name string, ok bool) {
+	name, ok = strings.CutPrefix(component, "without")
+	if !ok || name == "" {
+		return "", false
+	}
+	return strings.ToLower(name[:1]) + name[1:], true
+}
+
 // components lists the components of the manifests, and other directories that the chart offers as components.
 func (m manifests) components() ([]component, error) {
 	all := []component{

@@ -209,6 +209,22 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_DATAPATH_SHUTDOWN_TIMEOUT" (dig "shutdownTimeout" nil $own)) }}
 {{- end }}
 
+{{- define "sluice.settings.dns" -}}
+{{- $own := $.Values.containers.dns.settings }}
+{{- include "sluice.variable" (list "SLUICE_DNS_NAMES_MAX" (dig "names" "max" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_NAMES_ADDRESSES" (dig "names" "addresses" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_HOLD" (dig "hold" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_REFUSAL" (dig "refusal" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_SEARCH_DOMAINS" (dig "searchDomains" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_LEARN_FROM" (dig "learnFrom" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_NEVER_LEARN" (dig "neverLearn" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_LOG_LEVEL" (dig "log" "level" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_METRICS_PPROF" (dig "metrics" "pprof" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_RUNTIME_MEMORY_LIMIT" (dig "runtime" "memoryLimit" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_RUNTIME_GC_PERCENT" (dig "runtime" "gcPercent" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_SHUTDOWN_TIMEOUT" (dig "shutdownTimeout" nil $own)) }}
+{{- end }}
+
 {{- define "sluice.settings.status" -}}
 {{- $own := $.Values.containers.status.settings }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_CLUSTER_NAME" (dig "cluster" "name" nil $.Values.shared)) }}

@@ -314,7 +314,7 @@ func TestKernelDownAfterTheStartOfAClusterWasKilled(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(running) == 1+3*5 {
+		if len(running) == 1+3*6 {
 			break
 		}
 		select {

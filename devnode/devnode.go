@@ -45,12 +45,13 @@ const (
 	Policy       = "policy"
 	LoadBalancer = "loadbalancer"
 	Datapath     = "datapath"
+	DNS          = "dns"
 	Hubble       = "hubble" // only on request
 	Store        = "store"  // only on request, in place of etcd
 )
 
 // Services returns the services of every node, in starting order.
-func Services() []string { return []string{Etcd, Identity, IPAM, Policy, LoadBalancer, Datapath} }
+func Services() []string { return []string{Etcd, Identity, IPAM, Policy, LoadBalancer, Datapath, DNS} }
 
 // processNames are all names that a process of an instance can have.
 var processNames = append(append(Services(), Hubble, Store), etcdMembers(maxEtcdMembers)...)

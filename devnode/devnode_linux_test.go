@@ -40,7 +40,7 @@ import (
 func TestMain(m *testing.M) {
 	switch base := filepath.Base(os.Args[0]); {
 	case base == "sluice-devetcd", base == "sluice-identity", base == "sluice-ipam", base == "sluice-policy",
-		base == "sluice-loadbalancer", base == "sluice-datapath", base == "sluice-store":
+		base == "sluice-loadbalancer", base == "sluice-datapath", base == "sluice-dns", base == "sluice-store":
 		os.Exit(standIn(os.Args[1:]))
 	case os.Getenv("DEVNODE_TEST_CONNECT") != "":
 		conn, err := net.Dial("unix", os.Getenv("DEVNODE_TEST_CONNECT"))

@@ -36,7 +36,7 @@ lost or renamed name fails a test.
 | settings and metrics of sluice-store | [reference/store.md](reference/store.md) |
 | settings and metrics of sluice-datapath | [reference/datapath.md](reference/datapath.md) |
 | settings and metrics of sluice-hubble | [reference/hubble.md](reference/hubble.md) |
-| settings and metrics of sluice-dns, which is not enabled | [reference/dns.md](reference/dns.md) |
+| settings and metrics of sluice-dns | [reference/dns.md](reference/dns.md) |
 | keys in etcd | [reference/identity.md](reference/identity.md#keys-in-etcd) |
 | calls of the services | below; the comments in ` + "`proto/`" + ` describe each call |
 

@@ -8,10 +8,12 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
@@ -45,6 +47,13 @@ func NewProcess(instance, file string, ignored []string, each func(yield func(ke
 		})
 	})
 	return Process{config: c, level: level, log: log}
+}
+
+// Started returns p with the version and the start of a process that has no GetStatus.
+func (p Process) Started(version string, at time.Time) Process {
+	p.config = proto.CloneOf(p.config)
+	p.config.Version, p.config.StartTime = version, timestamppb.New(at)
+	return p
 }
 
 // GetConfig implements the service.

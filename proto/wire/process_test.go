@@ -8,9 +8,12 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
@@ -30,6 +33,23 @@ func (l *level) Set(text string, dryRun bool) (before, after string, err error) 
 	}
 	err = l.UnmarshalText([]byte(text))
 	return before, l.String(), err
+}
+
+func TestProcessWithoutAStatusSaysItsVersion(t *testing.T) {
+	var l level
+	began := time.Unix(1_700_000_000, 0)
+	without := NewProcess("", "", nil, func(func(key, value, source string)) {}, &l, slog.New(slog.DiscardHandler))
+	with := without.Started("v1", began)
+	for _, c := range []struct {
+		Process
+		version string
+		start   *timestamppb.Timestamp
+	}{{without, "", nil}, {with, "v1", timestamppb.New(began)}} {
+		r, err := c.GetConfig(t.Context(), &statusv1.GetConfigRequest{})
+		if err != nil || r.GetVersion() != c.version || !proto.Equal(r.GetStartTime(), c.start) {
+			t.Errorf("%v, %v, want the version %q", r, err, c.version)
+		}
+	}
 }
 
 // TestSetLogLevelChangesTheLevelAndLogsIt: the change is logged if the level before or after the change includes the

@@ -4,7 +4,7 @@
 // Sluice-dns evaluates the DNS messages of redirected connections, and passes the addresses of allowed names to
 // sluice-policy before it releases an answer. sluice-datapath gives it the packets by a TAP device.
 //
-// It is not part of an installation yet. See docs/reference/dns.md.
+// See docs/reference/dns.md.
 package main
 
 import (
@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/sandbox"
+	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/dns/internal/client"
 	"github.com/sluice-net/sluice/services/dns/internal/client/attach"
@@ -32,6 +33,7 @@ import (
 func main() { os.Exit(process.Run("dns", defaults, run)) }
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
+	started := time.Now()
 	table := names.New(names.Limits{Names: cfg.Names.Max, Addresses: cfg.Names.Addresses}, time.Now())
 	table.Exclude(cfg.exclusions(), time.Now())
 	var file *store.Store
@@ -92,7 +94,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	service := server.New(server.Options{
 		Table: table, Rules: sets, Now: time.Now,
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
-			p.LogLevel, p.Log),
+			p.LogLevel, p.Log).Started(version.Get().String(), started),
 	})
 	if err := p.Confine(sandbox.Files{Write: []string{cfg.StateDir}}); err != nil {
 		return err

@@ -81,7 +81,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Parts: parts, Rate: sink.Rate, Source: events.Err, Others: nodes.Others,
 		Address: cfg.Listen.advertised(p.Config.Socket.Path), ServerName: cfg.Listen.ServerName,
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
-			p.LogLevel, p.Log),
+			p.LogLevel, p.Log).Started(version.Get().String(), started),
 	})
 	if err := p.Metrics.Register(service.Collector()); err != nil {
 		return err

@@ -111,7 +111,9 @@ type failureGroup struct {
 // failureGroups returns the rows of the tables in docs/failures.md, in their order. Unset columns have the values of
 // a healthy cluster.
 func failureGroups() []failureGroup {
-	everything := []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.LoadBalancer, devnode.Datapath}
+	everything := []string{
+		devnode.Identity, devnode.IPAM, devnode.Policy, devnode.LoadBalancer, devnode.Datapath, devnode.DNS,
+	}
 	all := []failureGroup{
 		{name: "etcd", options: devnode.ClusterOptions{Nodes: 2, EtcdMembers: 3}, rows: []failure{
 			{

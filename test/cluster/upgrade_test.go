@@ -40,6 +40,7 @@ func oldPrograms(t *testing.T) (old, bin string) {
 		install(t, old, bin, name)
 	}
 	install(t, binDir(), bin, "sluice-devetcd")
+	install(t, binDir(), bin, "sluice-dns") // the old build may lack it
 	return old, bin
 }
 

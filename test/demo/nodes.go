@@ -196,7 +196,7 @@ func (s *several) kill(ctx context.Context) error {
 			return err
 		}
 	}
-	fmt.Printf("   sluice-identity, -ipam, -policy, -loadbalancer and -datapath of %s have ended\n", n.Name())
+	fmt.Printf("   sluice-identity, -ipam, -policy, -loadbalancer, -datapath and -dns of %s have ended\n", n.Name())
 	web, client := s.pods[0], s.pods[1]
 	for _, address := range web.Addresses() {
 		if err := pod.ExchangeTCP(ctx, client, web, address, []byte("hello")); err != nil {

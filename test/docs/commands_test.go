@@ -81,7 +81,7 @@ func programs(t *testing.T) map[string]*command {
 		t.Fatal(err)
 	}
 	for _, service := range []string{
-		"datapath", "identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "store",
+		"datapath", "identity", "ipam", "policy", "loadbalancer", "controller", "hubble", "store", "dns",
 	} {
 		page, err := os.ReadFile(filepath.Join(root, "docs/reference", service+".md"))
 		if err != nil {

@@ -134,7 +134,7 @@ func (p kubectlSluice) testStatus() {
 		p.Fatalf("exit code %d, nodes %+v", code, nodes)
 	}
 	for i, n := range nodes {
-		if n.Name != fmt.Sprintf("node%d", i+1) || n.Status == nil || !n.Status.Ready || len(n.Status.Services) != 5 {
+		if n.Name != fmt.Sprintf("node%d", i+1) || n.Status == nil || !n.Status.Ready || len(n.Status.Services) != 6 {
 			p.Errorf("node %+v", n)
 		}
 	}

@@ -244,6 +244,15 @@ func rows() []failure {
 			says:   []string{"create the endpoint: no answer on ", "datapath.sock"},
 			prints: []string{"Problem: sluice-datapath: dial unix ", "Meanwhile: without sluice-datapath: "},
 		}),
+		gone(devnode.DNS, failure{
+			away: "sluice-dns", connections: "go on", begun: "work", enforced: "enforced",
+			apply: "0", known: "0", fresh: "0", state: "ready",
+			check: "0", del: "0", status: "0", later: "0", gc: "0",
+			shown: "3, ready", unready: "–",
+			prints: []string{
+				"Warning: sluice-dns: addresses are not learned from DNS answers: ", "Meanwhile: without sluice-dns: ",
+			},
+		}),
 		full(devnode.Identity, failure{
 			away: "disk of sluice-identity full", connections: "go on", begun: "work", enforced: "enforced",
 			apply: "0", known: "0", fresh: "11", state: "waiting-for-identity",
@@ -497,7 +506,9 @@ func (b *failing) look(t *testing.T, f failure) []string {
 }
 
 // probed are the processes with probes.
-var probed = []string{devnode.Identity, devnode.IPAM, devnode.Policy, devnode.LoadBalancer, devnode.Datapath}
+var probed = []string{
+	devnode.Identity, devnode.IPAM, devnode.Policy, devnode.LoadBalancer, devnode.Datapath, devnode.DNS,
+}
 
 // unready returns the processes whose /readyz answers 503, and checks that /livez of each running process succeeds.
 func (b *failing) unready(t *testing.T, f failure, before func()) (seen string) {

@@ -53,6 +53,7 @@ func TestKernelServicesRunConfined(t *testing.T) {
 		devnode.IPAM:     {"65702", "0000000000000000"},
 		devnode.Policy:   {"65703", "0000000000000000"},
 		devnode.Datapath: {"65706", "000000c000201000"},
+		devnode.DNS:      {"65710", "0000000000000000"},
 	} {
 		pid, err := n.PID(service)
 		if err != nil {

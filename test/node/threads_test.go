@@ -87,7 +87,7 @@ func TestKernelTooFewThreads(t *testing.T) {
 		{
 			"dev up",
 			[]string{sluice, "--instance", name(t, "few"), "dev", "up", "--bin-dir", binDir()},
-			"a node of 6 services needs ",
+			"a node of 7 services needs ",
 		},
 	} {
 		code, out := g.run(limit, c.args...)

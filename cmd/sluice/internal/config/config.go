@@ -27,8 +27,8 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Short: "Show the settings of a running component, with values and sources",
 		Long: `Show the settings of a running component: each key, its value, and whether the value is the
 default or comes from the configuration file, the environment or a flag. Secrets are not
-shown. COMPONENT is identity, ipam, policy, loadbalancer, datapath, controller, hubble or
-store. For the settings of a process that is not running, use sluice-COMPONENT --print-config.`,
+shown. COMPONENT is identity, ipam, policy, loadbalancer, datapath, dns, controller, hubble
+or store. For the settings of a process that is not running, use sluice-COMPONENT --print-config.`,
 		Args:      invocation.Args(1, "a component: "+strings.Join(invocation.Components, ", ")),
 		ValidArgs: invocation.Components,
 		RunE: func(cmd *cobra.Command, args []string) error {

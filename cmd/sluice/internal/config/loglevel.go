@@ -31,8 +31,8 @@ func LogLevelCommand(inv *invocation.Invocation) *cobra.Command {
 		Short: "Show or change the log level of a running component",
 		Long: `Show the log level of a running component, or change it without a restart. LEVEL is debug,
 info, warn, error, or default for the level of the setting log.level. The level holds until
-the process ends. COMPONENT is identity, ipam, policy, loadbalancer, datapath, controller,
-hubble or store. Only root may change it.`,
+the process ends. COMPONENT is identity, ipam, policy, loadbalancer, datapath, dns,
+controller, hubble or store. Only root may change it.`,
 		Example: `  sluice log-level datapath debug
   sluice log-level datapath default`,
 		Args: func(_ *cobra.Command, args []string) error {

@@ -45,8 +45,8 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Short: "Start one or several nodes, with network namespaces, etcd and all services",
 		Long: `Start a whole node in the directories of one instance: a network namespace that a veth pair
 connects to the caller's, an embedded etcd, sluice-identity, sluice-ipam, sluice-policy,
-sluice-loadbalancer and sluice-datapath, each as its own user. The command returns when all
-of them serve. In the caller's network namespace it adds only one device with two addresses
+sluice-loadbalancer, sluice-datapath and sluice-dns, each as its own user. The command returns
+when all of them serve. In the caller's network namespace it adds only one device with two addresses
 and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -150,19 +150,24 @@ func TestNamesAreLearnedByHand(t *testing.T) {
 
 func TestNameIsExplained(t *testing.T) {
 	n := nodetest.New(t, Command)
+	const none = "sluice-policy has no addresses for api.example.com, so no policy allows a connection by this name."
 	out, _ := n.Want(t, 0, "fqdn", "explain", "api.example.com")
-	nodetest.WantLines(t, out,
-		"sluice-policy has no addresses for api.example.com, so no policy allows a connection by this name.",
+	nodetest.WantLines(t, out, none, "sluice-dns has no valid answer for the name.")
+	without := nodetest.New(t, Command)
+	without.Stop("dns")
+	out, _ = without.Want(t, 0, "fqdn", "explain", "api.example.com")
+	nodetest.WantLines(t, out, none,
 		"sluice-dns does not run on this node: only `sluice fqdn learn` and LearnNames add addresses.")
 	n.Policy.Names = names()[:1]
 	asker := &dnsv1.Asker{EndpointIndex: 7, Tenant: "namespace shop"}
-	dns := &nodetest.DNS{Explanation: &dnsv1.ExplainNameResponse{
+	dns := n.DNS
+	dns.Explanation = &dnsv1.ExplainNameResponse{
 		Name: &dnsv1.TaughtName{
 			Name: "api.example.com.", Chain: []string{"edge.example.", "cdn.example."},
 			Addresses: []*dnsv1.TaughtAddress{{Address: "192.0.2.7", Asker: asker}},
 		},
 		AllowingSets: []uint32{3}, RefusingSetCount: 2,
-	}}
+	}
 	for reason := range dnsv1.RefusalReason_name {
 		if reason != 0 {
 			dns.Explanation.Refused = append(dns.Explanation.Refused, &dnsv1.RefusedAddress{
@@ -170,7 +175,6 @@ func TestNameIsExplained(t *testing.T) {
 			})
 		}
 	}
-	n.StartDNS(t, dns)
 	out, _ = n.Want(t, 0, "fqdn", "explain", "API.example.com.")
 	nodetest.WantLines(t, out, "NAME ADDRESS VALID FOR FORGOTTEN IN USED BY",
 		"sluice-dns has 1 valid address from answers.",
@@ -192,8 +196,7 @@ func TestNameIsExplained(t *testing.T) {
 
 func TestNamesAreDeletedFromTheProxyToo(t *testing.T) {
 	n := nodetest.New(t, Command)
-	dns := &nodetest.DNS{}
-	n.StartDNS(t, dns)
+	dns := n.DNS
 	n.Want(t, 0, "fqdn", "delete", "*", "--dry-run")
 	if dns.Deleted != nil {
 		t.Errorf("--dry-run deleted %v", dns.Deleted)

@@ -54,7 +54,7 @@ var (
 	}
 	Store    = Service[storev1.StoreServiceClient]{"store", storev1.NewStoreServiceClient}
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
-	// DNS is sluice-dns, which no installation starts yet: call Runs before.
+	// DNS is sluice-dns, which a node may lack: call Runs before.
 	DNS     = Service[dnsv1.DNSServiceClient]{"dns", dnsv1.NewDNSServiceClient}
 	History = Service[hubblev1.HistoryServiceClient]{"hubble", hubblev1.NewHistoryServiceClient}
 	// Stored has the events of days, if sluice-hubble runs.
@@ -85,7 +85,7 @@ func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) 
 }
 
 // Services are the names of a node's processes that have a socket.
-var Services = []string{"identity", "ipam", "policy", "loadbalancer", "datapath"}
+var Services = []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "dns"}
 
 // Components are Services, and processes that not every node has.
 var Components = append(slices.Clone(Services), "controller", "hubble", "store")

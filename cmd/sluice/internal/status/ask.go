@@ -48,6 +48,8 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 			service.askNode(ctx, conn)
 		case "datapath":
 			err = s.askDatapath(ctx, service, datapathv1.NewDatapathServiceClient(conn))
+		case "dns":
+			err = service.askProcess(ctx, conn)
 		}
 	}
 	if err == nil {
@@ -78,6 +80,15 @@ func (s *serviceStatus) askNode(ctx context.Context, conn grpc.ClientConnInterfa
 	case settings["mode"] == "kubernetes":
 		s.node, s.nodeKey = settings["kubernetes.node"], "kubernetes.node"
 	}
+}
+
+// askProcess asks a service that has no GetStatus.
+func (s *serviceStatus) askProcess(ctx context.Context, conn grpc.ClientConnInterface) error {
+	r, err := statusv1.NewProcessServiceClient(conn).GetConfig(ctx, &statusv1.GetConfigRequest{})
+	if err == nil {
+		s.Version, s.Started = r.GetVersion(), output.When(r.GetStartTime())
+	}
+	return err
 }
 
 // about sets version and start time.

@@ -25,6 +25,8 @@ var works = map[string]string{
 		"as a container on this node continue to work. Policies cannot be changed",
 	"loadbalancer": "traffic, policies and their changes, ADD, DEL, and the present services continue to work. " +
 		"Services cannot be changed",
+	"dns": "traffic, services, policies and their changes, ADD, and DEL continue to work. Addresses are not learned " +
+		"from DNS answers, and queries under DNS rules that restrict names are dropped",
 	"datapath": "traffic under the policies and services in the kernel continues, and DEL is recorded and executed " +
 		"later. No ADD; changes of policies and services are stored and enforced when it is back",
 }

@@ -147,6 +147,7 @@ func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 		{Name: "policy"},
 		{Name: "loadbalancer"},
 		{Name: "datapath"},
+		{Name: "dns"},
 	}}
 	var wg errgroup.Group
 	for i := range s.Services {
@@ -156,7 +157,7 @@ func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 	if err := wg.Wait(); err != nil {
 		return nil, err
 	}
-	s.dropUnused()
+	s.dropUnused(invocation.Runs(inv, invocation.DNS))
 	s.judge()
 	s.Warnings = s.warnings()
 	if hint := inv.OtherNodes(); hint != "" && !slices.ContainsFunc(s.Services,
@@ -191,8 +192,8 @@ func (s *Node) judge() {
 	stands := s.Datapath.Message.GetAddReady() || s.Datapath.Message.GetKnownAddReady()
 	for _, service := range s.Services {
 		switch {
-		case service.Name == "loadbalancer":
-			// Containers can be connected without it: the kernel has the services.
+		case service.Name == "loadbalancer", service.Name == "dns":
+			// Containers can be connected without them: the kernel has the services.
 		case service.Error != "":
 			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
 			s.Known = s.Known && (service.known || service.away && stands && service.standsIn())
@@ -227,15 +228,13 @@ func accessHint(services []serviceStatus) string {
 	return ""
 }
 
-// dropUnused removes services that do not answer and that the datapath does not need.
-func (s *Node) dropUnused() {
+// dropUnused removes services that do not answer and that the node does not need. hasDNS means that sluice-dns has a
+// socket: it runs, or was killed.
+func (s *Node) dropUnused(hasDNS bool) {
 	d := s.Datapath.Message
-	if d == nil {
-		return
-	}
 	s.Services = slices.DeleteFunc(s.Services, func(service serviceStatus) bool {
-		unused := service.Name == "policy" && d.GetPolicyMode() == datapathv1.PolicyMode_POLICY_MODE_NONE ||
-			service.Name == "loadbalancer" && s.translatesNone()
+		unused := service.Name == "policy" && d != nil && d.GetPolicyMode() == datapathv1.PolicyMode_POLICY_MODE_NONE ||
+			service.Name == "loadbalancer" && s.translatesNone() || service.Name == "dns" && !hasDNS
 		return unused && service.Error != "" && service.Version == ""
 	})
 }
@@ -309,12 +308,15 @@ func (s *Node) warnings() []string {
 			all = append(all, fmt.Sprintf("sluice-%s: the setting %s is %q, but sluice-identity calls this node %q: make the "+
 				"two equal", service.Name, service.nodeKey, service.node, name))
 		}
+		without := map[string]string{
+			"loadbalancer": "services cannot be changed", "dns": "addresses are not learned from DNS answers",
+		}[service.Name]
 		switch {
-		case service.Name != "loadbalancer":
+		case without == "":
 		case service.Error != "":
-			all = append(all, "sluice-loadbalancer: services cannot be changed: "+service.Error)
+			all = append(all, "sluice-"+service.Name+": "+without+": "+service.Error)
 		case !service.Serving:
-			all = append(all, "sluice-loadbalancer is not ready: services cannot be changed")
+			all = append(all, "sluice-"+service.Name+" is not ready: "+without)
 		}
 	}
 	if d := s.Datapath.Message; d != nil {

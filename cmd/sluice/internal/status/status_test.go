@@ -7,12 +7,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -271,6 +273,35 @@ func TestStatusTellsOfServices(t *testing.T) {
 	out, _ = n.Want(t, 0, "status")
 	if strings.Contains(out, "loadbalancer") {
 		t.Errorf("without a load balancer, which is not needed\n%s", out)
+	}
+}
+
+// TestStatusTellsOfDNS: containers can be connected without sluice-dns. A node may lack it; then its socket does not
+// exist. The socket of a killed process does.
+func TestStatusTellsOfDNS(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Healthy, n.Policy.Healthy = true, true
+	out, _ := n.Want(t, 0, "status")
+	nodetest.WantLines(t, out, "sluice-dns yes 0s v1")
+	n.Health["dns"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out, "Ready yes",
+		"Warning: sluice-dns is not ready: addresses are not learned from DNS answers")
+	n.Stop("dns")
+	if out, _ = n.Want(t, 0, "status"); strings.Contains(out, "dns") {
+		t.Errorf("a node without sluice-dns:\n%s", out)
+	}
+	if err := os.WriteFile(filepath.Join(n.RunDir, "dns", "dns.sock"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, _ = n.Want(t, invocation.ExitNotReady, "status")
+	nodetest.WantLines(t, out, "Ready yes")
+	for _, want := range []string{
+		"Warning: sluice-dns: addresses are not learned from DNS answers: dial unix ", "Meanwhile: without sluice-dns: ",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q after sluice-dns was killed:\n%s", want, out)
+		}
 	}
 }
 

@@ -7,13 +7,14 @@ import (
 	"context"
 	"sync"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	dnsv1 "github.com/sluice-net/sluice/proto/gen/sluice/dns/v1"
 )
 
 // DNS is a fake sluice-dns.
 type DNS struct {
 	dnsv1.UnimplementedDNSServiceServer
-	Explanation *dnsv1.ExplainNameResponse
+	Explanation *dnsv1.ExplainNameResponse // nil: the name is unknown
 	DeleteError error
 
 	Mu      sync.Mutex
@@ -21,7 +22,10 @@ type DNS struct {
 }
 
 // ExplainName implements the service.
-func (f *DNS) ExplainName(context.Context, *dnsv1.ExplainNameRequest) (*dnsv1.ExplainNameResponse, error) {
+func (f *DNS) ExplainName(_ context.Context, r *dnsv1.ExplainNameRequest) (*dnsv1.ExplainNameResponse, error) {
+	if f.Explanation == nil {
+		return &dnsv1.ExplainNameResponse{Name: &dnsv1.TaughtName{Name: dnsname.Canonical(r.GetName())}}, nil
+	}
 	return f.Explanation, nil
 }
 

@@ -86,6 +86,7 @@ type Node struct {
 	Cluster       *cluster
 	IPAM          *ipam
 	Policy        *policy
+	DNS           *DNS
 	Balancer      *loadBalancer
 	PolicyMode    datapathv1.PolicyMode
 	Evaluated     *datapathv1.ExplainRequest
@@ -158,11 +159,13 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		commands: commands, RunDir: dir,
 		servers: map[string]*server{}, Health: map[string]*health.Server{},
 		Observed: make(chan *datapathv1.ObserveRequest, 1), AddReady: true, Identity: newIdentity(), IPAM: &ipam{},
-		Policy: newPolicy(), Balancer: newLoadBalancer(), PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
+		Policy: newPolicy(), Balancer: newLoadBalancer(), DNS: &DNS{},
+		PolicyMode: datapathv1.PolicyMode_POLICY_MODE_NONE,
 	}
 	n.Cluster = &cluster{node: n}
 	for _, service := range []string{
-		"identity", "ipam", "policy", "loadbalancer", "datapath", "controller", "hubble", "store",
+		"identity", "ipam", "policy", "loadbalancer", "datapath", "dns", "controller", "hubble",
+		"store",
 	} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {
 			t.Fatal(err)
@@ -182,6 +185,8 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 			policyv1.RegisterPolicyServiceServer(s, n.Policy)
 		case "loadbalancer":
 			lbv1.RegisterLoadBalancerServiceServer(s, n.Balancer)
+		case "dns":
+			dnsv1.RegisterDNSServiceServer(s, n.DNS)
 		case "controller":
 			controllerv1.RegisterControllerServiceServer(s, &controller{})
 		case "store":
@@ -212,22 +217,6 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		}
 	})
 	return n
-}
-
-// StartDNS starts sluice-dns, which a node does not have by default.
-func (n *Node) StartDNS(t *testing.T, d *DNS) {
-	t.Helper()
-	if err := os.Mkdir(filepath.Join(n.RunDir, "dns"), 0o750); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(n.RunDir, "dns", "dns.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := grpc.NewServer()
-	dnsv1.RegisterDNSServiceServer(s, d)
-	n.servers["dns"] = &server{Server: s, served: make(chan struct{})}
-	go n.servers["dns"].serve(l)
 }
 
 // Stop stops a service of the node. Its socket is removed when Stop returns.

@@ -44,7 +44,7 @@ func (p process) SetLogLevel(_ context.Context, r *statusv1.SetLogLevelRequest) 
 
 func (p process) GetConfig(context.Context, *statusv1.GetConfigRequest) (*statusv1.GetConfigResponse, error) {
 	r := &statusv1.GetConfigResponse{
-		LogLevel: p.node.logLevel(),
+		LogLevel: p.node.logLevel(), Version: "v1", StartTime: timestamppb.Now(),
 		Instance: "x", File: "/etc/sluice/x.yaml", IgnoredVariables: []string{"SLUICE_X_PORT"},
 		Settings: []*statusv1.Setting{
 			{Key: "log.level", Value: "info", Source: statusv1.SettingSource_SETTING_SOURCE_DEFAULT},

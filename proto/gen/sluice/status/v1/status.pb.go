@@ -375,7 +375,11 @@ type GetConfigResponse struct {
 	// Names of environment variables with the service's prefix that match no setting.
 	IgnoredVariables []string `protobuf:"bytes,4,rep,name=ignored_variables,json=ignoredVariables,proto3" json:"ignored_variables,omitempty"`
 	// Current log level, which SetLogLevel changes; LOG_LEVEL_UNSPECIFIED from a process of an earlier version.
-	LogLevel      LogLevel `protobuf:"varint,5,opt,name=log_level,json=logLevel,proto3,enum=sluice.status.v1.LogLevel" json:"log_level,omitempty"`
+	LogLevel LogLevel `protobuf:"varint,5,opt,name=log_level,json=logLevel,proto3,enum=sluice.status.v1.LogLevel" json:"log_level,omitempty"`
+	// Version of the binary; empty from a service that has GetStatus, and from a process of an earlier version.
+	Version string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`
+	// When the process started; unset where version is empty.
+	StartTime     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -443,6 +447,20 @@ func (x *GetConfigResponse) GetLogLevel() LogLevel {
 		return x.LogLevel
 	}
 	return LogLevel_LOG_LEVEL_UNSPECIFIED
+}
+
+func (x *GetConfigResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *GetConfigResponse) GetStartTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartTime
+	}
+	return nil
 }
 
 // Setting is one setting of a process.
@@ -649,13 +667,16 @@ const file_sluice_status_v1_status_proto_rawDesc = "" +
 	"\x13SetLogLevelResponse\x126\n" +
 	"\bprevious\x18\x01 \x01(\x0e2\x1a.sluice.status.v1.LogLevelR\bprevious\x120\n" +
 	"\x05level\x18\x02 \x01(\x0e2\x1a.sluice.status.v1.LogLevelR\x05level\"\x12\n" +
-	"\x10GetConfigRequest\"\xe0\x01\n" +
+	"\x10GetConfigRequest\"\xb5\x02\n" +
 	"\x11GetConfigResponse\x12\x1a\n" +
 	"\binstance\x18\x01 \x01(\tR\binstance\x12\x12\n" +
 	"\x04file\x18\x02 \x01(\tR\x04file\x125\n" +
 	"\bsettings\x18\x03 \x03(\v2\x19.sluice.status.v1.SettingR\bsettings\x12+\n" +
 	"\x11ignored_variables\x18\x04 \x03(\tR\x10ignoredVariables\x127\n" +
-	"\tlog_level\x18\x05 \x01(\x0e2\x1a.sluice.status.v1.LogLevelR\blogLevel\"j\n" +
+	"\tlog_level\x18\x05 \x01(\x0e2\x1a.sluice.status.v1.LogLevelR\blogLevel\x12\x18\n" +
+	"\aversion\x18\x06 \x01(\tR\aversion\x129\n" +
+	"\n" +
+	"start_time\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\"j\n" +
 	"\aSetting\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x127\n" +
@@ -726,19 +747,20 @@ var file_sluice_status_v1_status_proto_depIdxs = []int32{
 	0,  // 2: sluice.status.v1.SetLogLevelResponse.level:type_name -> sluice.status.v1.LogLevel
 	7,  // 3: sluice.status.v1.GetConfigResponse.settings:type_name -> sluice.status.v1.Setting
 	0,  // 4: sluice.status.v1.GetConfigResponse.log_level:type_name -> sluice.status.v1.LogLevel
-	1,  // 5: sluice.status.v1.Setting.source:type_name -> sluice.status.v1.SettingSource
-	10, // 6: sluice.status.v1.ServiceStatus.start_time:type_name -> google.protobuf.Timestamp
-	9,  // 7: sluice.status.v1.ServiceStatus.problems:type_name -> sluice.status.v1.Problem
-	2,  // 8: sluice.status.v1.Problem.reason:type_name -> sluice.status.v1.ProblemReason
-	5,  // 9: sluice.status.v1.ProcessService.GetConfig:input_type -> sluice.status.v1.GetConfigRequest
-	3,  // 10: sluice.status.v1.ProcessService.SetLogLevel:input_type -> sluice.status.v1.SetLogLevelRequest
-	6,  // 11: sluice.status.v1.ProcessService.GetConfig:output_type -> sluice.status.v1.GetConfigResponse
-	4,  // 12: sluice.status.v1.ProcessService.SetLogLevel:output_type -> sluice.status.v1.SetLogLevelResponse
-	11, // [11:13] is the sub-list for method output_type
-	9,  // [9:11] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	10, // 5: sluice.status.v1.GetConfigResponse.start_time:type_name -> google.protobuf.Timestamp
+	1,  // 6: sluice.status.v1.Setting.source:type_name -> sluice.status.v1.SettingSource
+	10, // 7: sluice.status.v1.ServiceStatus.start_time:type_name -> google.protobuf.Timestamp
+	9,  // 8: sluice.status.v1.ServiceStatus.problems:type_name -> sluice.status.v1.Problem
+	2,  // 9: sluice.status.v1.Problem.reason:type_name -> sluice.status.v1.ProblemReason
+	5,  // 10: sluice.status.v1.ProcessService.GetConfig:input_type -> sluice.status.v1.GetConfigRequest
+	3,  // 11: sluice.status.v1.ProcessService.SetLogLevel:input_type -> sluice.status.v1.SetLogLevelRequest
+	6,  // 12: sluice.status.v1.ProcessService.GetConfig:output_type -> sluice.status.v1.GetConfigResponse
+	4,  // 13: sluice.status.v1.ProcessService.SetLogLevel:output_type -> sluice.status.v1.SetLogLevelResponse
+	12, // [12:14] is the sub-list for method output_type
+	10, // [10:12] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_sluice_status_v1_status_proto_init() }

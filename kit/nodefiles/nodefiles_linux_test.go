@@ -272,12 +272,19 @@ func TestDeployedDirectoriesAreThese(t *testing.T) {
 }
 
 // TestDeployedUnitsRunAsTheUsersOfTheServices: the units run as the users of the services, and may only write to their
-// own directories.
+// own directories. Only the datapath may open a device.
 func TestDeployedUnitsRunAsTheUsersOfTheServices(t *testing.T) {
 	for _, s := range append(Services(), Store()) {
 		content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "systemd", "sluice-"+s.Name+".service"))
 		if err != nil {
 			t.Fatal(err)
+		}
+		devices, other := "PrivateDevices=yes", "DeviceAllow="
+		if s.BPF {
+			devices, other = "DevicePolicy=closed\nDeviceAllow=/dev/net/tun rw", "PrivateDevices="
+		}
+		if !strings.Contains(string(content), "\n"+devices+"\n") || strings.Contains(string(content), "\n"+other) {
+			t.Errorf("the unit of %s lacks %q, or has %s", s.Name, devices, other)
 		}
 		capabilities, writable := "", fmt.Sprintf("/run/sluice/%s /var/lib/sluice/%[1]s", s.Name)
 		if s.BPF {

@@ -20,6 +20,9 @@ exec unshare --mount --pid --net --uts --ipc --cgroup --fork --kill-child --prop
 		touch "$root/dev/$device"
 		mount --bind "/dev/$device" "$root/dev/$device"
 	done
+	# As udev makes it.
+	mkdir "$root/dev/net"
+	mknod -m 0666 "$root/dev/net/tun" c 10 200
 	mkdir "$root/dev/pts" "$root/dev/shm"
 	mount -t devpts -o newinstance,ptmxmode=666 devpts "$root/dev/pts"
 	ln -s pts/ptmx "$root/dev/ptmx"

@@ -186,7 +186,7 @@ func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 		Rules: rule.Options{
 			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,
 			CIDRSelectsNodes: c.Cluster.CIDRSelectsNodes, NodeLabels: c.Cluster.NodeLabels,
-			WithoutDNSProxy: !c.DNS.Proxy,
+			WithoutDNSProxy: !c.DNS.Proxy, DNSOverUDP: true,
 		},
 		MaxPolicies: c.Limits.Policies, MaxManifestBytes: int(c.Limits.Manifests),
 		MaxNames: c.Names.Max, MaxAddresses: c.Names.Addresses, NameGrace: c.Names.Grace,

@@ -73,7 +73,8 @@ func (s *Settings) owner(t *tenants.Set, l *slog.Logger) owner.Config {
 		Engine:  engine.Config{Cluster: s.Cluster.Name, Enforcement: engine.EnforceDefault, AllowHost: true},
 		Rules: rule.Options{
 			Cluster: s.Cluster.Name, LocalClusterOnly: s.Cluster.LocalOnly,
-			CIDRSelectsNodes: s.Cluster.CIDRSelectsNodes, NodeLabels: s.Cluster.NodeLabels, WithoutDNSProxy: !s.DNS.Proxy,
+			CIDRSelectsNodes: s.Cluster.CIDRSelectsNodes, NodeLabels: s.Cluster.NodeLabels,
+			WithoutDNSProxy: !s.DNS.Proxy, DNSOverUDP: true,
 		},
 		MaxPolicies: s.Limits.Policies, MaxManifestBytes: int(s.Limits.Manifests),
 		MaxNames: 1, MaxAddresses: 1, // no names are learned in this process

@@ -549,9 +549,12 @@ func (c *converter) resolver(r *rule.Rule, i int) {
 		return
 	}
 	every, _ := dnsname.Parse("*")
-	dns := queries(port.UDP)
+	dns := queries(0)
+	if c.options.DNSOverUDP {
+		dns = queries(port.UDP)
+		c.spec.Rules = append(c.spec.Rules, queries(port.TCP, port.SCTP).Seal())
+	}
 	dns.Action, dns.Proxy = policytable.Redirect, policytable.ProxyDNS
 	dns.Layer7 = &layer7.Rules{DNS: []dnsname.Pattern{every}}
-	// The proxy evaluates UDP only.
-	c.spec.Rules = append(c.spec.Rules, dns.Seal(), queries(port.TCP, port.SCTP).Seal())
+	c.spec.Rules = append(c.spec.Rules, dns.Seal())
 }

@@ -26,7 +26,7 @@ func TestDomainNamesAllowAllQueries(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, without := range []bool{false, true} {
-		options := rule.Options{WithoutDNSProxy: without}
+		options := rule.Options{WithoutDNSProxy: without, DNSOverUDP: true}
 		if ps := p.Validate(options); len(ps) > 0 {
 			t.Fatal(ps)
 		}

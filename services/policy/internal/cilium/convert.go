@@ -454,8 +454,8 @@ func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, p
 				list = append(list, convertPort(pp)...)
 			}
 			at := path + ".toPorts[" + strconv.Itoa(i) + "]"
-			if ports[i].hasDNS() && everyName(ports[i].Rules.DNS) && !c.options.WithoutDNSProxy {
-				// The proxy evaluates UDP only. A rule for every name forbids no query over other protocols.
+			if ports[i].hasDNS() && everyName(ports[i].Rules.DNS) && c.options.DNSOverUDP && !c.options.WithoutDNSProxy {
+				// A rule for every name forbids no query over other protocols.
 				udp, others := overUDP(list)
 				add(at, &ports[i], udp, false)
 				add(at, nil, others, false)

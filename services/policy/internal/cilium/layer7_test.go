@@ -123,9 +123,10 @@ func TestRuleForEveryNameRedirectsUDP(t *testing.T) {
 		o     rule.Options
 		want  string
 	}{
-		{every, rule.Options{}, "sctp allow none, tcp allow none, udp redirect dns"},
+		{every, rule.Options{}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
+		{every, rule.Options{DNSOverUDP: true}, "sctp allow none, tcp allow none, udp redirect dns"},
 		{every, rule.Options{WithoutDNSProxy: true}, "sctp allow none, tcp allow none, udp allow none"},
-		{some, rule.Options{}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
+		{some, rule.Options{DNSOverUDP: true}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
 		{some, rule.Options{WithoutDNSProxy: true}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
 	} {
 		if got := strings.ToLower(rules(c.names, c.o)); got != c.want {
@@ -153,7 +154,7 @@ func TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem(t *testing.T) {
 	} {
 		for without, want := range map[bool]string{false: c.with, true: c.without} {
 			got := ""
-			for _, n := range policyWith(t, c.rule).Notes(rule.Options{WithoutDNSProxy: without}) {
+			for _, n := range policyWith(t, c.rule).Notes(rule.Options{WithoutDNSProxy: without, DNSOverUDP: true}) {
 				got += n.Path + ": " + n.Text
 			}
 			if !strings.HasPrefix(got, want) || want == "" && got != "" {

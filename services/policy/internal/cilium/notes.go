@@ -82,7 +82,7 @@ func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Not
 		case r.Listener != nil:
 			ns.Unsupported(p+".listener", "proxies of the user%s", isDropped)
 		case r.hasDNS() && !o.WithoutDNSProxy:
-			if !everyName(r.Rules.DNS) && slices.ContainsFunc(r.Ports, PortProtocol.beyondUDP) {
+			if o.DNSOverUDP && !everyName(r.Rules.DNS) && slices.ContainsFunc(r.Ports, PortProtocol.beyondUDP) {
 				ns.Unsupported(p+".rules.dns", "DNS rules for TCP and SCTP%s", isDropped)
 			}
 		case r.hasDNS() && !forwarded(r, o):

@@ -240,6 +240,9 @@ type Options struct {
 	// WithoutDNSProxy is set if no proxy inspects DNS queries. A list of DNS rules that allows every name then
 	// simply allows its ports, and other lists allow nothing.
 	WithoutDNSProxy bool
+	// DNSOverUDP is set if the DNS proxy evaluates queries over UDP only. A list of DNS rules that allows every name then
+	// allows the other protocols without the proxy, and other lists allow nothing over them.
+	DNSOverUDP bool
 }
 
 // Spec is a subject and the rules that apply to it. A policy object consists of specs.

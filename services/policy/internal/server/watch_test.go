@@ -66,8 +66,8 @@ func (r *replica) define(d *policyv1.PolicyTable) *table.Table {
 	t.Address = wiretest.PrefixClasses(d.GetAddressClasses())
 	for _, x := range d.GetRules() {
 		t.Rules = append(t.Rules, policytable.Rule{
-			Action: policytable.Action(x.GetAction() - 1), Tier: policytable.Tier(x.GetTier()), Proxy: policytable.Proxy(x.GetProxy()),
-			RuleSet: policytable.RuleSet(x.GetRuleSet()), PassesWithoutProxy: x.GetPassesWithoutProxy(),
+			Action: policytable.Action(x.GetAction() - 1), Tier: policytable.Tier(x.GetTier()),
+			Proxy: policytable.Proxy(x.GetProxy()), RuleSet: policytable.RuleSet(x.GetRuleSet()), PassesWithoutProxy: x.GetPassesWithoutProxy(),
 		})
 	}
 	for _, p := range d.GetPeers() {

@@ -127,6 +127,12 @@ var All = []Bound{
 		Tests:  []string{"TestOneTenantDoesNotTakeTheNumbersOfAnother", "TestOneTenantDoesNotUseUpTheRuleSets"},
 	},
 	{
+		Name: "rule-set-bytes", Process: "sluice-policy", Default: "64 MiB", Divided: ByTenant,
+		Beyond: "the union of several policies of a tenant above its share is not built: one of them applies alone; " +
+			"other sets have no number, as for rule-sets",
+		Shown: "`sluice shares`, `sluice_policy_exceeds_share`", Tests: []string{"TestUnionsTakeBoundedMemory"},
+	},
+	{
 		Name: "identity-classes", Process: "sluice-policy", Default: "26,213 of 32,767", Divided: ByTenant,
 		Beyond: "selectors of a tenant above its share do not split classes: their allow rules match no peer " +
 			"of such a class, their deny rules match all",

@@ -93,6 +93,7 @@ type Program struct {
 	joinable bool
 	member   []bool            // by number - 1: the rule can be a member of a joint rule
 	joints   map[string]uint16 // joint rules by the key of their members
+	jointed  []uint16          // numbers of the joint rules
 	plain    *Program          // without joint rules; nil: this program
 	now      []uint16          // by number in plain: number in this program
 	// shared contains, by scope, the joinable rules that match every peer of the scope.
@@ -115,10 +116,7 @@ func New(in Input) (*Program, error) {
 		if len(p.rules) >= table.MaxRules {
 			return nil, &table.ErrTooLarge{What: "rules", Got: len(rules), Limit: table.MaxRules}
 		}
-		n := numbered{Rule: r, number: uint16(len(p.rules) + 1), base: uint16(len(p.rules) + 1)}
-		if r.Action == policytable.Redirect {
-			n.set = layer7.Union(r.Proxy, false, r.Layer7)
-		}
+		n := numbered{Rule: r, number: uint16(len(p.rules) + 1), base: uint16(len(p.rules) + 1), set: r.Set()}
 		if r.Tier == policytable.Admin {
 			if admin++; admin > table.MaxAdminRules {
 				return nil, &table.ErrTooLarge{What: "rules in the Admin tier", Got: admin, Limit: table.MaxAdminRules}

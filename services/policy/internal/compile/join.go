@@ -5,7 +5,9 @@ package compile
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"encoding/binary"
+	"fmt"
 	"slices"
 
 	"github.com/sluice-net/sluice/model/identity"
@@ -165,11 +167,14 @@ func (p *Program) join(claims []claim, cuts []uint64, values []table.Value, miss
 // part returns the first joint rule of a part of the members that redirects to the same proxy, or the first member.
 func (p *Program) part(members []uint16) uint16 {
 	first := &p.rules[members[0]-1]
-	for i := range p.rules {
-		r := &p.rules[i]
-		if len(r.members) > 0 && r.Proxy == first.Proxy && samePosition(r.Rule, first.Rule) &&
-			!slices.ContainsFunc(r.members, func(n uint16) bool { return !slices.Contains(members, n) }) {
-			return r.number
+	for _, number := range p.jointed {
+		r := &p.rules[number-1]
+		if len(r.members) <= len(members) && r.Proxy == first.Proxy && samePosition(r.Rule, first.Rule) &&
+			!slices.ContainsFunc(r.members, func(n uint16) bool {
+				_, ok := slices.BinarySearch(members, n)
+				return !ok
+			}) {
+			return number
 		}
 	}
 	return first.number
@@ -207,23 +212,31 @@ func (p *Program) With(lists [][]uint16) (*Program, error) {
 		return cmp.Or(cmp.Compare(len(b), len(a)), slices.Compare(a, b))
 	})
 	out := *p
-	out.plain, out.joints = p, make(map[string]uint16, len(lists))
+	out.plain, out.joints, out.jointed = p, make(map[string]uint16, len(lists)), nil
 	out.rules, out.Sources, out.alike = nil, nil, nil
 	out.Selectors, out.bySel, out.names = nil, make(map[string][]uint16), nil
 	out.everyone, out.everyoneElse, out.unknown, out.addrEveryone = nil, nil, nil, nil
 	now := make([]uint16, len(p.rules)+1)
 	out.now = now
-	placed := make([]bool, len(lists))
+	type place struct {
+		tier            policytable.Tier
+		priority, index int32
+		proxy           policytable.Proxy
+	}
+	at := func(r *numbered) place { return place{r.Tier, r.Priority, r.Index, r.Proxy} }
+	waiting := make(map[place][][]uint16) // the lists whose joint rules are not placed yet
+	for _, members := range lists {
+		k := at(&p.rules[members[0]-1])
+		waiting[k] = append(waiting[k], members)
+	}
 	for i := range p.rules {
 		r := &p.rules[i]
-		for k, members := range lists {
-			first := p.rules[members[0]-1]
-			before := r.Action == policytable.Redirect && r.Proxy == first.Proxy && samePosition(r.Rule, first.Rule)
-			if before && !placed[k] {
-				placed[k] = true
+		if r.Action == policytable.Redirect {
+			for _, members := range waiting[at(r)] {
 				out.rules = append(out.rules, p.joint(members))
 				out.Sources = append(out.Sources, p.sourcesOf(members, p.Sources))
 			}
+			delete(waiting, at(r))
 		}
 		n := *r
 		now[r.number] = uint16(len(out.rules) + 1)
@@ -238,10 +251,32 @@ func (p *Program) With(lists [][]uint16) (*Program, error) {
 		}
 		if len(r.members) > 0 {
 			out.joints[membersKey(r.members)] = r.number
+			out.jointed = append(out.jointed, r.number)
 		}
 	}
 	out.index()
 	return &out, nil
+}
+
+// JointSet identifies the set of the joint rule of members, without building it. size is about how many bytes of memory
+// it takes at most.
+func (p *Program) JointSet(members []uint16) (key layer7.Digest, size int) {
+	h := sha256.New()
+	all := false
+	for _, n := range members {
+		if r := &p.rules[n-1]; r.set != nil {
+			d := r.set.Digest()
+			h.Write(d[:])
+			size += r.set.Size()
+		} else {
+			all = true
+		}
+	}
+	if all {
+		size = layer7.Union(policytable.NoProxy, true).Size()
+	}
+	h.Write(fmt.Appendf(nil, "joint %d %t", p.rules[members[0]-1].Proxy, all))
+	return layer7.Digest(h.Sum(nil)), size
 }
 
 // joint returns the joint rule of members, whose numbers it keeps.

@@ -31,7 +31,7 @@ func Check(o policy.Object) error {
 			}
 			p, err := compile.New(in)
 			if err == nil {
-				_, failed := New(Config{}).build([]*compile.Program{p})
+				_, failed := New(Config{}).build([]*compile.Program{p}, nil)
 				err = failed[p.Hash]
 			}
 			if err != nil {

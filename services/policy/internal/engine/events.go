@@ -79,6 +79,7 @@ func (e *Engine) define(l *live) {
 		return
 	}
 	l.defined = true
+	l.missing = l.missing || e.divided(l) // since a Preparation compiled it
 	e.nameSets(l)
 	e.want(l, 1)
 	if e.config.Events != nil {

@@ -4,6 +4,7 @@
 package engine
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
@@ -19,8 +20,22 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// join gives the program of a new table the joint rules that the present peers need.
-func (e *Engine) join(l *live) error {
+// union is the set of a joint rule that a table needs.
+type union struct {
+	payer shares.Tenant
+	key   layer7.Digest
+	built bool // the share of the payer had space for it
+}
+
+// namedSet is a rule set of a table that is defined.
+type namedSet struct {
+	*layer7.Set
+	number policytable.RuleSet
+}
+
+// join gives the program of a new table the joint rules that the present peers need, as far as the share of a tenant
+// has space for their sets. Until then, the sets of parts of the rules apply, which allow less.
+func (e *Engine) join(l *live, payer shares.Tenant) error {
 	if !l.program.Joinable() {
 		return nil
 	}
@@ -54,16 +69,47 @@ func (e *Engine) join(l *live) error {
 	if err != nil {
 		return err
 	}
-	lists := slices.SortedFunc(maps.Values(needed), slices.Compare)
+	lists := e.reserve(l, payer, slices.SortedFunc(maps.Values(needed), slices.Compare))
 	joined, err := l.program.With(lists)
 	if err != nil {
 		return err
 	}
+	lacking := make(map[string]struct{}, len(l.lacking))
+	for text := range l.lacking {
+		lacking[fmt.Sprint(joined.Numbers(needed[text]))] = struct{}{}
+	}
+	l.lacking = lacking
 	l.program, l.table = joined, joined.NewTable()
 	for s, b := range l.brings {
 		l.brings[s] = joined.Numbers(b)
 	}
 	return nil
+}
+
+// reserve returns the lists of rules whose unions may be built: small ones first.
+func (e *Engine) reserve(l *live, payer shares.Tenant, lists [][]uint16) (built [][]uint16) {
+	type candidate struct {
+		members []uint16
+		key     layer7.Digest
+		size    int
+	}
+	all := make([]candidate, 0, len(lists))
+	for _, members := range lists {
+		key, size := l.program.JointSet(members)
+		all = append(all, candidate{members, key, size})
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(a.size, b.size) })
+	l.lacking = make(map[string]struct{})
+	for _, c := range all {
+		ok := e.sets.Reserve(payer, c.key, c.size)
+		l.unions = append(l.unions, union{payer, c.key, ok})
+		if ok {
+			built = append(built, c.members)
+		} else {
+			l.lacking[fmt.Sprint(c.members)] = struct{}{}
+		}
+	}
+	return built
 }
 
 // addJoints replaces the tables that lack joint rules.
@@ -89,14 +135,20 @@ func (e *Engine) nameSets(l *live) {
 			continue
 		}
 		e.redirecting[l] = struct{}{}
-		if !slices.Contains(l.named, set.Digest()) {
+		if l.sets == nil {
+			l.sets = make(map[layer7.Digest]namedSet)
+		}
+		named, ok := l.sets[set.Digest()]
+		if !ok {
 			l.named = append(l.named, set.Digest())
 			for _, t := range l.payers {
 				e.sets.Use(t, set)
 			}
+			named = namedSet{set, e.sets.Number(set.Digest())}
+			l.sets[set.Digest()] = named
 		}
 		r := &l.table.Rules[i]
-		r.RuleSet = e.sets.Number(set.Digest())
+		r.RuleSet = named.number
 		r.PassesWithoutProxy = r.RuleSet != 0 && r.Proxy == policytable.ProxyDNS &&
 			(e.config.PassWithoutDNSProxy || set.EveryName())
 	}
@@ -106,19 +158,24 @@ func (e *Engine) nameSets(l *live) {
 // calls Renumber after numbers have become free.
 func (e *Engine) Renumber() { e.renumber() }
 
-// renumber replaces the tables whose rule sets have got or lost a number since they were defined.
+// renumber replaces the tables whose rule sets have got or lost a number since they were defined, or whose joint rules
+// have got or lost the space for their sets.
 func (e *Engine) renumber() {
 	e.recharge()
 	if !e.sets.Divide() {
 		return
 	}
 	for _, l := range inOrder(e.redirecting) {
-		if l.defined && l.refs > 0 && slices.ContainsFunc(l.named, func(d layer7.Digest) bool {
-			return e.numberIn(l, d) != e.sets.Number(d)
-		}) {
+		renumbered := func(d layer7.Digest) bool { return l.sets[d].number != e.sets.Number(d) }
+		if l.defined && l.refs > 0 && (slices.ContainsFunc(l.named, renumbered) || e.divided(l)) {
 			e.replaceTable(l)
 		}
 	}
+}
+
+// divided reports whether other unions of a table may be built now than when it was compiled.
+func (e *Engine) divided(l *live) bool {
+	return slices.ContainsFunc(l.unions, func(u union) bool { return u.built != e.sets.Reserved(u.payer, u.key) })
 }
 
 // recharge charges the rule sets of tables to the tenants of the subjects that have the tables now. Otherwise a tenant
@@ -150,7 +207,7 @@ func (e *Engine) recharge() {
 				continue
 			}
 			for _, d := range l.named {
-				e.sets.Use(t, l.setOf(d))
+				e.sets.Use(t, l.sets[d].Set)
 			}
 		}
 		for _, t := range l.payers {
@@ -169,26 +226,6 @@ func (e *Engine) payer(s *subject) (t shares.Tenant) {
 		t, _ = e.config.Tenant(s.namespace)
 	}
 	return t
-}
-
-// setOf returns a rule set of the table.
-func (l *live) setOf(d layer7.Digest) *layer7.Set {
-	for i := range l.table.Rules {
-		if set := l.program.Set(uint16(i + 1)); set != nil && set.Digest() == d { //nolint:gosec // at most table.MaxRules
-			return set
-		}
-	}
-	return nil
-}
-
-// numberIn returns the number of a rule set in a table as it was defined.
-func (e *Engine) numberIn(l *live, d layer7.Digest) policytable.RuleSet {
-	for i, r := range l.table.Rules {
-		if set := l.program.Set(uint16(i + 1)); set != nil && set.Digest() == d { //nolint:gosec // as above
-			return r.RuleSet
-		}
-	}
-	return 0
 }
 
 // structure returns the hash by which a subscriber recognises the table in another run: of the program, of its joint

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -230,7 +231,7 @@ func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 		return 0
 	}
 	payers := func() (out []string) {
-		for _, u := range sets.Usage().Tenants {
+		for _, u := range sets.Usage()[0].Tenants {
 			out = append(out, u.Tenant.Name())
 		}
 		return out
@@ -296,5 +297,95 @@ func TestOnlyQueriesForEveryNamePassWithoutTheProxy(t *testing.T) {
 	})
 	if r := e.subjects[subject].bound[policytable.Egress].table.Rules[0]; r.RuleSet != 0 || r.PassesWithoutProxy {
 		t.Errorf("a set without a number: %+v, want a rule by which nothing passes", r)
+	}
+}
+
+// TestUnionsTakeBoundedMemory: two policies of one megabyte would make a thousand unions of one megabyte each. Only
+// unions within the share of their tenant are built; at other ports the first policy applies alone. Another tenant gets
+// its union.
+func TestUnionsTakeBoundedMemory(t *testing.T) {
+	const limit, ports = 16 << 20, 1000
+	now := time.Unix(1_795_000_000, 0)
+	sets := ruleset.New(ruleset.Config{Bytes: limit, Now: func() time.Time { return now }})
+	e := New(Config{Tenant: byNamespace, RuleSets: sets})
+	var names []string
+	for i := range 4000 {
+		names = append(names, fmt.Sprintf("%s.%s.%s.n%d.example", strings.Repeat("a", 60), strings.Repeat("b", 60),
+			strings.Repeat("c", 60), i))
+	}
+	long := asks(t, "greedy", "long", "x", names...)
+	long.Specs[0].Rules[0].Ports = []rule.Port{{Range: port.Whole(port.UDP)}}
+	long.Specs[0].Rules[0].Seal()
+	many := asks(t, "greedy", "many", "x", "other.example")
+	many.Specs[0].Rules = nil
+	for i := range ports {
+		r := asks(t, "greedy", "many", "x", fmt.Sprint("p", i, ".example")).Specs[0].Rules[0]
+		r.Ports = []rule.Port{{Range: port.Ports(port.UDP, uint16(1000+i), uint16(1000+i))}}
+		many.Specs[0].Rules = append(many.Specs[0].Rules, r.Seal())
+	}
+	const greedy, small, both = identity.MinCluster, identity.MinCluster + 1, identity.MinCluster + 2
+	apply(t, e, Change{
+		AddIdentities: []peer.Identity{
+			labelled(t, greedy, "greedy"), labelled(t, small, "small"), labelled(t, both, "b", "x", "y"),
+		},
+		AddSubjects:    []identity.Numeric{greedy, small},
+		UpsertPolicies: []policy.Object{long, many},
+	})
+	level := func() {
+		now = now.Add(shares.LevelInterval)
+		apply(t, e, Change{})
+	}
+	level()
+	apply(t, e, Change{UpsertPolicies: []policy.Object{
+		asks(t, "small", "one", "x", "one.example"), asks(t, "small", "two", "y", "two.example"),
+	}})
+	level()
+	joint := func(n identity.Numeric) (count, size int) {
+		l := e.subjects[n].bound[policytable.Egress]
+		for i := range l.table.Rules {
+			number := uint16(i + 1)
+			if len(l.program.Members(number)) > 1 {
+				count, size = count+1, size+l.program.Set(number).Size()
+			}
+		}
+		return count, size
+	}
+	if count, size := joint(greedy); count < 3 || size > limit {
+		t.Errorf("the greedy tenant has %d unions of %d bytes, want some within %d bytes", count, size, limit)
+	}
+	if count, _ := joint(small); count != 1 {
+		t.Errorf("the other tenant has %d unions, want 1", count)
+	}
+	// Everywhere, the verdict is a redirect by a set that allows no more than the union.
+	l := e.subjects[greedy].bound[policytable.Egress]
+	for i := range ports {
+		q := uint32(port.At(port.UDP, uint16(1000+i)))
+		v, err := e.Lookup(greedy, policytable.Egress, both, netip.MustParseAddr("10.0.0.9"), q)
+		if err != nil || v.Action != policytable.Redirect {
+			t.Fatalf("port %d: %+v, %v", 1000+i, v, err)
+		}
+		for _, p := range l.program.Set(v.Rule).DNS {
+			if own := fmt.Sprint("p", i, ".example."); p.String() != own && !strings.Contains(p.String(), ".n") {
+				t.Fatalf("port %d allows %s", 1000+i, p)
+			}
+		}
+	}
+	// The engine compiles no table again while the shares stay.
+	level()
+	tables := e.Counters().Tables
+	for range 3 {
+		level()
+	}
+	if n := e.Counters().Tables; n != tables {
+		t.Errorf("%d tables were compiled without a change", n-tables)
+	}
+	// The space of removed unions is free again.
+	apply(t, e, Change{DeletePolicies: []policy.Key{long.Key, many.Key}})
+	now = now.Add(ruleset.Grace)
+	sets.Expire()
+	for _, u := range sets.Usage()[1].Tenants {
+		if u.Tenant.Name() == "greedy" {
+			t.Errorf("after the policies are deleted, the tenant uses %+v", u)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/compile"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
@@ -75,6 +76,7 @@ func (e *Engine) noteReduction(b *binding) {
 func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live, error) {
 	fresh := make(map[compile.Hash]struct{})
 	var programs []*compile.Program
+	payers := make(map[compile.Hash]shares.Tenant)
 	for _, b := range binds {
 		if b.Program == nil || e.tables[b.Hash] != nil {
 			continue
@@ -82,9 +84,10 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 		if _, ok := fresh[b.Hash]; !ok {
 			fresh[b.Hash] = struct{}{}
 			programs = append(programs, b.Program)
+			payers[b.Hash] = e.payer(b.s)
 		}
 	}
-	built, failed := e.build(programs)
+	built, failed := e.build(programs, payers)
 	if refuse {
 		for hash, l := range built {
 			if len(l.unclassified) > 0 {
@@ -156,7 +159,7 @@ func (e *Engine) reduce(b *binding, why error, built map[compile.Hash]*live) {
 		}
 		in := b.in
 		in.Rules = slices.Concat(must, may[:n])
-		if p, ok := e.tryRules(in, built); ok {
+		if p, ok := e.tryRules(b.s, in, built); ok {
 			b.Program, b.reduction.Policies = p, policiesOf(may[n:])
 			return
 		}
@@ -164,12 +167,12 @@ func (e *Engine) reduce(b *binding, why error, built map[compile.Hash]*live) {
 	}
 	in := b.in
 	in.Rules = must
-	if p, ok := e.tryRules(in, built); ok {
+	if p, ok := e.tryRules(b.s, in, built); ok {
 		b.Program, b.reduction.Policies = p, policiesOf(may)
 		return
 	}
 	in.Rules, in.Flags = nil, 0
-	p, ok := e.tryRules(in, built)
+	p, ok := e.tryRules(b.s, in, built)
 	if !ok {
 		panic("engine: a table without rules does not fit") // it has one class
 	}
@@ -188,8 +191,8 @@ func guess(n int, why error) int {
 // maxLarge limits the number of programs that are remembered as too large.
 const maxLarge = 10_000
 
-// tryRules compiles rules, unless a table for them exists, and reports whether they fit.
-func (e *Engine) tryRules(in compile.Input, built map[compile.Hash]*live) (*compile.Program, bool) {
+// tryRules compiles rules of a subject, unless a table for them exists, and reports whether they fit.
+func (e *Engine) tryRules(s *subject, in compile.Input, built map[compile.Hash]*live) (*compile.Program, bool) {
 	p, err := e.compiled(in)
 	switch {
 	case err != nil:
@@ -197,7 +200,7 @@ func (e *Engine) tryRules(in compile.Input, built map[compile.Hash]*live) (*comp
 	case p == nil || e.tables[p.Hash] != nil || built[p.Hash] != nil:
 		return p, true
 	}
-	next, failed := e.build([]*compile.Program{p})
+	next, failed := e.build([]*compile.Program{p}, map[compile.Hash]shares.Tenant{p.Hash: e.payer(s)})
 	if len(failed) > 0 {
 		return nil, false
 	}

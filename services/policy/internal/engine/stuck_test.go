@@ -246,7 +246,7 @@ func TestRulesThatFitSurelyFit(t *testing.T) {
 		skipped++
 		p, err := compile.New(compile.Input{Rules: rules, Groups: compile.NewGroups()})
 		if err == nil {
-			_, failed := New(Config{}).build([]*compile.Program{p})
+			_, failed := New(Config{}).build([]*compile.Program{p}, nil)
 			err = failed[p.Hash]
 		}
 		if err != nil {

@@ -50,13 +50,23 @@ type live struct {
 	shared       bool          // subjects of several tenants use the table
 	// missing is set if a class needs a joint rule that the program does not have.
 	missing bool
+	// unions are the sets of the joint rules that the peers need. lacking contains the lists of rules, as text, whose
+	// joint rule the table lacks because the share of its tenant has no space for the set.
+	unions  []union
+	lacking map[string]struct{}
 	named   []layer7.Digest // rule sets that the table uses; set while it is defined
-	payers  []shares.Tenant // tenants of the table's subjects; each pays for the numbers of the rule sets
+	// sets contains the rule sets of named, with their numbers when the table was defined.
+	sets   map[layer7.Digest]namedSet
+	payers []shares.Tenant // tenants of the table's subjects; each pays for the numbers of the rule sets
 }
 
 // function returns the intervals of a rule set, and records whether it needs other joint rules.
 func (l *live) function(numbers []uint16, ports []workload.NamedPort, unknown bool) []table.Interval {
-	return l.program.Joined(numbers, ports, unknown, func([]uint16) { l.missing = true })
+	return l.program.Joined(numbers, ports, unknown, func(members []uint16) {
+		if _, ok := l.lacking[fmt.Sprint(members)]; !ok {
+			l.missing = true
+		}
+	})
 }
 
 // memoKey returns the key under which the class of a rule set with a peer's ports is stored.
@@ -147,7 +157,9 @@ func (l *live) leftovers() bool {
 }
 
 // build compiles programs into tables that are not in use yet. failed holds the programs that are too large.
-func (e *Engine) build(programs []*compile.Program) (built map[compile.Hash]*live, failed map[compile.Hash]error) {
+func (e *Engine) build(programs []*compile.Program, payers map[compile.Hash]shares.Tenant) (
+	built map[compile.Hash]*live, failed map[compile.Hash]error,
+) {
 	var sels []selector.Selector
 	for _, p := range programs {
 		sels = append(sels, p.Selectors...)
@@ -159,7 +171,7 @@ func (e *Engine) build(programs []*compile.Program) (built map[compile.Hash]*liv
 			failed[p.Hash] = err
 			continue
 		}
-		l, err := e.compile(p)
+		l, err := e.compile(p, payers[p.Hash])
 		if err != nil {
 			e.remove(l)
 			if failed[p.Hash] = err; !p.NeedsPodAddresses() && len(p.Names()) == 0 {
@@ -191,12 +203,14 @@ func (e *Engine) sweep(sels []selector.Selector) {
 
 // compile creates a table: its default classes, its rows, its prefixes. If it has too many address classes, classes
 // with equal verdicts are merged. If it fails, it also returns the table, so that the caller can remove it.
-func (e *Engine) compile(p *compile.Program) (*live, error) {
+//
+// payer is the tenant that pays for the unions of rule sets.
+func (e *Engine) compile(p *compile.Program, payer shares.Tenant) (*live, error) {
 	e.counters.Tables++
-	l, err := e.compileAs(p, e.coarse)
+	l, err := e.compileAs(p, payer, e.coarse)
 	if errors.As(err, new(*manyClasses)) && !l.coarse {
 		e.remove(l)
-		l, err = e.compileAs(p, true)
+		l, err = e.compileAs(p, payer, true)
 	}
 	return l, err
 }
@@ -206,7 +220,7 @@ type manyClasses struct{ error }
 
 func (m *manyClasses) Unwrap() error { return m.error }
 
-func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
+func (e *Engine) compileAs(p *compile.Program, payer shares.Tenant, coarse bool) (*live, error) {
 	e.lastTable++
 	p = p.Plain()
 	l := &live{
@@ -224,7 +238,7 @@ func (e *Engine) compileAs(p *compile.Program, coarse bool) (*live, error) {
 		l.brings[ls] = p.Brings(s.String())
 	}
 	e.markTable(l)
-	if err := e.join(l); err != nil {
+	if err := e.join(l, payer); err != nil {
 		return l, err
 	}
 	p = l.program
@@ -504,7 +518,11 @@ func (e *Engine) renew(l *live) bool { return l.leftovers() && e.replaceTable(l)
 
 // replaceTable recompiles a table and binds its subjects to the new one.
 func (e *Engine) replaceTable(l *live) bool {
-	next, err := e.compile(l.program)
+	var payer shares.Tenant
+	if len(l.payers) > 0 {
+		payer = l.payers[0]
+	}
+	next, err := e.compile(l.program, payer)
 	if err != nil {
 		e.remove(next)
 		return false
@@ -580,7 +598,11 @@ func (e *Engine) remove(l *live) (unused []*liveSelector) {
 	for _, t := range l.payers {
 		e.sets.Release(t, l.named)
 	}
-	l.named = nil
+	l.named, l.sets = nil, nil
+	for _, u := range l.unions {
+		e.sets.Cancel(u.payer, u.key)
+	}
+	l.unions = nil
 	for k := range e.wide {
 		delete(e.wide[k], l)
 	}

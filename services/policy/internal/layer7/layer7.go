@@ -110,6 +110,12 @@ const MaxEntries = 4096
 // maxText limits the size of the texts of one set.
 const maxText = 1 << 20
 
+// Estimates of the memory that a set takes in addition to its texts, in bytes.
+const (
+	entrySize = 64
+	setSize   = 256
+)
+
 // Digest identifies a set by its content.
 type Digest [sha256.Size]byte
 
@@ -119,10 +125,11 @@ type Set struct {
 	Proxy policytable.Proxy
 	// All is set if a rule without layer 7 rules allows the connection. The lists are empty then.
 	All bool
-	// Rules lists what is allowed, without duplicates, in canonical order.
+	// Rules lists what is allowed, without duplicates, in canonical order. It is empty if the set is TooLarge.
 	Rules
 
 	digest Digest
+	size   int
 	large  bool
 }
 
@@ -144,7 +151,11 @@ func Union(proxy policytable.Proxy, all bool, list ...*Rules) *Set {
 		content = s.Content()
 	}
 	s.digest = sha256.Sum256(fmt.Appendf(nil, "%d %t\n%s", proxy, all, content))
-	s.large = len(s.DNS)+len(s.HTTP)+len(s.ServerNames) > MaxEntries || len(content) > maxText
+	entries := len(s.DNS) + len(s.HTTP) + len(s.ServerNames)
+	s.size = len(content) + entries*entrySize + setSize
+	if s.large = entries > MaxEntries || len(content) > maxText; s.large {
+		s.Rules, s.size = Rules{}, setSize // its packets are dropped
+	}
 	return s
 }
 
@@ -169,6 +180,9 @@ func ordered[E any](list []E, text func(E) string) []E {
 
 // Digest returns the digest of the content.
 func (s *Set) Digest() Digest { return s.digest }
+
+// Size returns about how many bytes of memory the set takes.
+func (s *Set) Size() int { return s.size }
 
 // EveryName reports whether the set allows every DNS query.
 func (s *Set) EveryName() bool { return s.All || slices.ContainsFunc(s.DNS, dnsname.Pattern.Every) }

@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package names implements the table of learned DNS names and their addresses. Pods share its capacity; the table
-// decides which addresses are removed when it has none. It also removes addresses whose TTL and grace period are over and
-// which no connection uses.
+// decides which addresses are removed when it has none. It also removes addresses whose TTL and grace period are over
+// and which no connection uses.
 //
 // It changes only the table. The caller applies the results to the engine and to stable storage.
 package names
@@ -262,8 +262,8 @@ func (c candidate) compare(o candidate) int {
 }
 
 // shrink removes valid addresses from a name that is full, if the caller pays for less than its part of the name: the
-// tenants that ask for the name have equal parts, and the pods of each tenant, too. Otherwise one pod could fill a name,
-// so that no other pod learns its addresses. It reports whether n more addresses fit.
+// tenants that ask for the name have equal parts, and the pods of each tenant, too. Otherwise one pod could fill a
+// name, so that no other pod learns its addresses. It reports whether n more addresses fit.
 func (f *freeing) shrink(name string, n int) (fits bool) {
 	over := len(f.names[name]) + n - maxPerName
 	if over <= 0 {

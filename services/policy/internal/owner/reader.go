@@ -376,7 +376,7 @@ func (r *Reader) divided() []shares.Usage {
 	if rows, ok := r.engine.SplitRows(); ok {
 		out = append(out, rows)
 	}
-	return append(out, r.ruleSets.registry.Usage())
+	return append(out, r.ruleSets.registry.Usage()...)
 }
 
 // StorageFailure returns why the state cannot be stored; empty if it can.

@@ -112,6 +112,7 @@ type Rule struct {
 	Ports    []Port
 
 	digest Digest
+	set    *layer7.Set // for Redirect
 }
 
 // Digest is a hash of content: equal digests mean equal content.
@@ -123,8 +124,15 @@ func (r *Rule) Seal() *Rule { return r.SealWith(r.Peers.Digest()) }
 // SealWith is Seal with a known digest of the peers, so that a long list that several rules share is hashed only once.
 func (r *Rule) SealWith(peers Digest) *Rule {
 	r.digest = sha256.Sum256([]byte(r.head() + string(peers[:]) + r.ports()))
+	if r.Action == policytable.Redirect {
+		r.set = layer7.Union(r.Proxy, false, r.Layer7)
+	}
 	return r
 }
+
+// Set returns what a redirect rule allows within a connection; nil for other rules. All programs with the rule share
+// the set that Seal computed.
+func (r *Rule) Set() *layer7.Set { return r.set }
 
 // Digest returns the digest that Seal computed.
 func (r *Rule) Digest() Digest { return r.digest }

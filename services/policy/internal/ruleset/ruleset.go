@@ -6,8 +6,9 @@
 // A connection carries the number of its set, 16 bits. So the same content has the same number, and a number does not
 // get other content while a connection may carry it: not while a table names it, and not for Grace afterwards.
 //
-// Tenants share the numbers. An unused number counts for the tenant that used it last, until it is free. A set without
-// a number has 0, and its packets must be dropped: a proxy understands 0 as a side that redirects nothing.
+// Tenants share the numbers, and the memory for sets: a policy of a few bytes can make unions, each of which is as
+// large as its largest part. An unused number counts for the tenant that used it last, until it is free. A
+// set without a number has 0, and its packets must be dropped: a proxy understands 0 as a side that redirects nothing.
 package ruleset
 
 import (
@@ -24,6 +25,10 @@ import (
 // Size is the number of numbers: 1 to 65,535.
 const Size = 65_535
 
+// Bytes is the memory for sets, as their Size. A set counts when a table names it, because each proxy gets it, and the
+// union of several policies also when the compiler builds it.
+const Bytes = 64 << 20
+
 // Grace is how long the number of a set is kept after the last table that used it, counted while the process that
 // enforces the tables is connected. A connected process that has not read the removal of a table by then is
 // disconnected as too slow, and proxies have asked for the present numbers of their connections.
@@ -32,6 +37,7 @@ const Grace = 5 * time.Minute
 // Config is fixed for the lifetime of a registry.
 type Config struct {
 	Size   int // 0: the constant Size
+	Bytes  int // 0: the constant Bytes
 	Shares shares.Settings
 	Now    func() time.Time
 	// Store stores changes, and those that it could not store before; nil: numbers end with the process. A set has no
@@ -45,7 +51,7 @@ type Registry struct {
 	numbers map[layer7.Digest]*numbered
 	taken   map[policytable.RuleSet]*numbered
 	next    policytable.RuleSet // where the search for a free number starts
-	users   map[user]int        // number of tables
+	users   map[user]int        // number of tables, or of tables that need the union
 	content map[layer7.Digest]*content
 	ledger  *shares.Ledger[user]
 	// lacking contains the admitted users that have no number, because all are taken.
@@ -68,6 +74,7 @@ type Registry struct {
 type user struct {
 	tenant shares.Tenant
 	digest layer7.Digest
+	union  bool // it is a union that the compiler builds, and digest identifies its parts
 }
 
 // content is a set that tables use, with the number of its users.
@@ -96,14 +103,15 @@ type Change struct {
 
 // New returns an empty registry.
 func New(c Config) *Registry {
-	c.Size = cmp.Or(c.Size, Size)
+	c.Size, c.Bytes = cmp.Or(c.Size, Size), cmp.Or(c.Bytes, Bytes)
 	if c.Now == nil {
 		c.Now = time.Now
 	}
 	return &Registry{
 		config: c, numbers: make(map[layer7.Digest]*numbered), taken: make(map[policytable.RuleSet]*numbered), next: 1,
 		users: make(map[user]int), content: make(map[layer7.Digest]*content), lacking: make(map[user]struct{}),
-		ledger:  shares.NewLedger[user](c.Shares, shares.Limit{Name: "rule-sets", Size: c.Size}),
+		ledger: shares.NewLedger[user](c.Shares, shares.Limit{Name: "rule-sets", Size: c.Size},
+			shares.Limit{Name: "rule-set-bytes", Size: c.Bytes}),
 		changes: make(map[policytable.RuleSet]Change), unstored: make(map[policytable.RuleSet]*numbered),
 	}
 }
@@ -158,7 +166,7 @@ func (r *Registry) idle(x *numbered) {
 
 // Use records that a table of a tenant uses a set. The set gets a number if the tenant's share permits.
 func (r *Registry) Use(t shares.Tenant, s *layer7.Set) {
-	u := user{t, s.Digest()}
+	u := user{tenant: t, digest: s.Digest()}
 	if r.users[u]++; r.users[u] > 1 {
 		return
 	}
@@ -174,7 +182,7 @@ func (r *Registry) Use(t shares.Tenant, s *layer7.Set) {
 	case s.TooLarge():
 	case x != nil && x.payer == u: // it is in the ledger
 		r.assign(u)
-	case r.ledger.Put(u, shares.Object{Tenant: t, Order: shares.Order{Index: r.order}, Units: []int{1}}):
+	case r.ledger.Put(u, shares.Object{Tenant: t, Order: shares.Order{Index: r.order}, Units: []int{1, s.Size()}}):
 		r.assign(u)
 	default:
 		r.refused++
@@ -184,7 +192,7 @@ func (r *Registry) Use(t shares.Tenant, s *layer7.Set) {
 // Release records that a table of a tenant no longer uses the sets.
 func (r *Registry) Release(t shares.Tenant, sets []layer7.Digest) {
 	for _, d := range sets {
-		u := user{t, d}
+		u := user{tenant: t, digest: d}
 		if r.users[u]--; r.users[u] > 0 {
 			continue
 		}
@@ -207,6 +215,40 @@ func (r *Registry) Release(t shares.Tenant, sets []layer7.Digest) {
 			delete(r.content, d)
 		}
 	}
+}
+
+// Reserve records that a table of a tenant needs the union of several sets. It reports whether the compiler may build
+// the union, which takes at most the given number of bytes. If not, a later Divide may admit it.
+func (r *Registry) Reserve(t shares.Tenant, union layer7.Digest, size int) bool {
+	u := user{tenant: t, digest: union, union: true}
+	if r.users[u]++; r.users[u] > 1 {
+		return r.Reserved(t, union)
+	}
+	r.order++
+	if r.ledger.Put(u, shares.Object{Tenant: t, Order: shares.Order{Index: r.order}, Units: []int{0, size}}) {
+		return true
+	}
+	r.refused++
+	return false
+}
+
+// Reserved reports whether the compiler may build a union that was passed to Reserve.
+func (r *Registry) Reserved(t shares.Tenant, union layer7.Digest) bool {
+	_, admitted, _ := r.ledger.Object(user{tenant: t, digest: union, union: true})
+	return admitted
+}
+
+// Cancel records that a table of a tenant no longer needs a union.
+func (r *Registry) Cancel(t shares.Tenant, union layer7.Digest) {
+	u := user{tenant: t, digest: union, union: true}
+	if r.users[u]--; r.users[u] > 0 {
+		return
+	}
+	delete(r.users, u)
+	if !r.Reserved(t, union) {
+		r.refused--
+	}
+	r.ledger.Delete(u)
 }
 
 // assign gives an admitted user a number.
@@ -318,6 +360,10 @@ func (r *Registry) Divide() (changed bool) {
 	if at := r.ledger.Next(); !at.IsZero() && !at.After(now) {
 		withdrawn, admitted := r.ledger.Level(now)
 		for _, u := range withdrawn {
+			if u.union {
+				r.refused++
+				continue
+			}
 			if r.users[u] == 0 { // only its unused number counted
 				r.numbers[u.digest].payer = user{}
 				r.ledger.Delete(u)
@@ -326,11 +372,14 @@ func (r *Registry) Divide() (changed bool) {
 			r.unassign(u)
 			r.refused++
 		}
-		for _, u := range admitted {
-			r.refused--
-			r.lacking[u] = struct{}{}
-		}
 		changed = len(withdrawn) > 0
+		for _, u := range admitted {
+			if r.refused--; u.union {
+				changed = true
+			} else {
+				r.lacking[u] = struct{}{}
+			}
+		}
 	}
 	for _, u := range slices.SortedFunc(maps.Keys(r.lacking), func(a, b user) int {
 		return cmp.Or(a.tenant.Compare(b.tenant), slices.Compare(a.digest[:], b.digest[:]))
@@ -418,12 +467,12 @@ func (r *Registry) Figures() Figures {
 		}
 	}
 	for u := range r.users {
-		if r.Number(u.digest) == 0 {
+		if !u.union && r.Number(u.digest) == 0 {
 			f.Without++
 		}
 	}
 	return f
 }
 
-// Usage returns how tenants use the numbers.
-func (r *Registry) Usage() shares.Usage { return r.ledger.Usage()[0] }
+// Usage returns how tenants use the numbers, and the bytes.
+func (r *Registry) Usage() []shares.Usage { return r.ledger.Usage() }

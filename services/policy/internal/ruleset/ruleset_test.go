@@ -233,7 +233,7 @@ func TestSetWithANumberHasItForAllTenants(t *testing.T) {
 		r.Expire()
 		changed = r.Divide() || changed
 	}
-	if n := r.Number(last.Digest()); n == 0 || !changed || r.ledger.Admitted(user{greedy, last.Digest()}) {
+	if n := r.Number(last.Digest()); n == 0 || !changed || r.ledger.Admitted(user{tenant: greedy, digest: last.Digest()}) {
 		t.Fatalf("number %d, changed %t; want a number although the greedy tenant may not have it", n, changed)
 	}
 	before := r.Figures()
@@ -327,7 +327,7 @@ func TestChangesOfOneTenantDoNotTakeTheNumbers(t *testing.T) {
 func TestUnusedNumberCountsOnce(t *testing.T) {
 	r, c := registry(1000)
 	a, b := shares.Labelled("a"), shares.Labelled("b")
-	used := func() int { return r.Usage().Used }
+	used := func() int { return r.Usage()[0].Used }
 	r.Use(a, set(1))
 	first := r.Number(set(1).Digest())
 	r.Release(a, []layer7.Digest{set(1).Digest()})

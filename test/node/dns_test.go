@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/net/dns/dnsmessage"
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/devnode"
+	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+// Addresses that names of the zone "service.example." have, one after the other. All belong to the host outside.
+var (
+	rotating4 = netip.MustParsePrefix("198.51.100.0/24")
+	rotating6 = netip.MustParsePrefix("2001:db8:aaaa::/64")
+)
+
+// servedPort is the port that servers outside listen to.
+const servedPort = 7003
+
+// nameServer is a DNS server outside. Every name exists. Names of "service.example." have another address in each
+// answer; the others have the address of the host outside.
+type nameServer struct {
+	world pod.Pod
+
+	mu    sync.Mutex
+	next  uint32
+	asked []string // guarded by mu; the names of all queries
+}
+
+// nameServer starts a DNS server outside, to which routes of the node lead.
+func (n *testNode) nameServer(t *testing.T) *nameServer {
+	t.Helper()
+	s := &nameServer{world: n.outside(t)}
+	route := func(family int, p netip.Prefix, r netlink.Route) error {
+		r.Dst, r.Family = &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, family
+		return netlink.RouteAdd(&r)
+	}
+	if err := pod.In(n.Netns(), func() error {
+		return errors.Join(
+			route(netlink.FAMILY_V4, rotating4, netlink.Route{Gw: s.world.IPv4.AsSlice()}),
+			route(netlink.FAMILY_V6, rotating6, netlink.Route{Gw: s.world.IPv6.AsSlice()}),
+		)
+	}); err != nil {
+		t.Fatalf("route the addresses of names: %v", err)
+	}
+	if err := pod.In(s.world.Netns, func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		local := netlink.Route{
+			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+		}
+		return errors.Join(
+			netlink.LinkSetUp(lo), route(netlink.FAMILY_V4, rotating4, local), route(netlink.FAMILY_V6, rotating6, local),
+		)
+	}); err != nil {
+		t.Fatalf("take the addresses of names: %v", err)
+	}
+	serve(t, s.world, servedPort)
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	for _, address := range s.world.Addresses() {
+		socket, err := s.world.ListenPacket(netip.AddrPortFrom(address, 53))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = socket.Close() })
+		wg.Go(func() {
+			buf := make([]byte, 2048)
+			for {
+				size, client, err := socket.ReadFromUDPAddrPort(buf)
+				if err != nil {
+					return // the socket was closed
+				}
+				if answer := s.answer(buf[:size]); answer != nil {
+					_, _ = socket.WriteToUDPAddrPort(answer, client)
+				}
+			}
+		})
+	}
+	return s
+}
+
+// answer returns the answer to a query.
+func (s *nameServer) answer(query []byte) []byte {
+	var m dnsmessage.Message
+	if m.Unpack(query) != nil || len(m.Questions) != 1 {
+		return nil
+	}
+	q := m.Questions[0]
+	s.mu.Lock()
+	s.asked = append(s.asked, q.Name.String())
+	s.next++
+	number := s.next
+	s.mu.Unlock()
+	m.Response, m.RecursionAvailable = true, true
+	head := dnsmessage.ResourceHeader{Name: q.Name, Class: q.Class, TTL: 5}
+	four, six := s.world.IPv4.As4(), s.world.IPv6.As16()
+	if strings.HasSuffix(q.Name.String(), ".service.example.") {
+		four, six = rotating4.Addr().As4(), rotating6.Addr().As16()
+		four[3] = byte(number%250 + 1)
+		binary.BigEndian.PutUint32(six[12:], number)
+	}
+	switch q.Type {
+	case dnsmessage.TypeA:
+		m.Answers = []dnsmessage.Resource{{Header: head, Body: &dnsmessage.AResource{A: four}}}
+	case dnsmessage.TypeAAAA:
+		m.Answers = []dnsmessage.Resource{{Header: head, Body: &dnsmessage.AAAAResource{AAAA: six}}}
+	}
+	answer, err := m.Pack()
+	if err != nil {
+		return nil
+	}
+	return answer
+}
+
+// queries returns how often a name was asked for.
+func (s *nameServer) queries(name string) (count int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, asked := range s.asked {
+		if asked == name {
+			count++
+		}
+	}
+	return count
+}
+
+// resolver asks one server over one socket, as the resolver of a pod.
+type resolver struct {
+	c      *net.UDPConn
+	number uint16
+}
+
+func newResolver(t *testing.T, from pod.Pod, server netip.Addr) *resolver {
+	t.Helper()
+	c, err := from.DialUDP(netip.AddrPortFrom(server, 53))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return &resolver{c: c}
+}
+
+// ask sends a query and returns the result and the addresses of the answer. It sends again each second, as resolvers
+// do, up to "times".
+func (r *resolver) ask(name string, kind dnsmessage.Type, times int) (dnsmessage.RCode, []netip.Addr, error) {
+	r.number++
+	m := dnsmessage.Message{
+		Header:    dnsmessage.Header{ID: r.number, RecursionDesired: true},
+		Questions: []dnsmessage.Question{{Name: dnsmessage.MustNewName(name), Type: kind, Class: dnsmessage.ClassINET}},
+	}
+	query, err := m.Pack()
+	if err != nil {
+		return 0, nil, err
+	}
+	buf := make([]byte, 2048)
+	for range times {
+		if _, err := r.c.Write(query); err != nil {
+			return 0, nil, err
+		}
+		_ = r.c.SetReadDeadline(time.Now().Add(time.Second))
+		for {
+			size, err := r.c.Read(buf)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				return 0, nil, err
+			}
+			var answer dnsmessage.Message
+			if err := answer.Unpack(buf[:size]); err != nil {
+				return 0, nil, err
+			}
+			if answer.ID != r.number {
+				continue // of an earlier query
+			}
+			return answer.RCode, addressesOf(answer), nil
+		}
+	}
+	return 0, nil, fmt.Errorf("no answer to %d queries for %s", times, name)
+}
+
+func addressesOf(m dnsmessage.Message) (list []netip.Addr) {
+	for _, a := range m.Answers {
+		switch body := a.Body.(type) {
+		case *dnsmessage.AResource:
+			list = append(list, netip.AddrFrom4(body.A))
+		case *dnsmessage.AAAAResource:
+			list = append(list, netip.AddrFrom16(body.AAAA))
+		}
+	}
+	return list
+}
+
+// dnsProxy enables the DNS proxy.
+func dnsProxy(o *devnode.Options) {
+	if o.Args == nil {
+		o.Args = make(map[string][]string)
+	}
+	o.Args[devnode.Policy] = append(o.Args[devnode.Policy], "--dns-proxy=true")
+}
+
+const namesPolicy = `
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: client}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  egress:
+  - toCIDR: [203.0.113.2/32, "2001:db8:ffff::2/128"]
+    toPorts:
+    - ports: [{protocol: UDP, port: "53"}]
+      rules: {dns: [{matchPattern: "**.example"}]}
+  - toFQDNs: [{matchPattern: "*.service.example"}]
+    toPorts: [{ports: [{protocol: TCP, port: "7003"}]}]
+`
+
+// TestConnectionAfterTheAnswerIsNeverDenied resolves names whose answers have another address each time, and connects
+// at once. A name that no DNS rule allows is refused in the server's name, and the server does not see the query. A
+// name that only the DNS rule allows resolves, and opens nothing.
+func TestConnectionAfterTheAnswerIsNeverDenied(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, dnsProxy)
+	client := n.addPods(t, "client")[0]
+	s := n.nameServer(t)
+	enforce(t, n.policies(t), namesPolicy)
+	drops := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
+	for _, server := range s.world.Addresses() {
+		r := newResolver(t, client, server)
+		kind := dnsmessage.TypeA
+		if server.Is6() {
+			kind = dnsmessage.TypeAAAA
+		}
+		code, addresses, err := r.ask("blocked.test.", kind, 3)
+		if err != nil || code != dnsmessage.RCodeRefused || len(addresses) > 0 || s.queries("blocked.test.") > 0 {
+			t.Fatalf("blocked.test by %s: %v, %v, %v; the server was asked %d times; want it refused on the node", server,
+				code, addresses, err, s.queries("blocked.test."))
+		}
+		code, addresses, err = r.ask("other.example.", kind, 3)
+		if err != nil || code != dnsmessage.RCodeSuccess || !slices.Equal(addresses, []netip.Addr{server}) {
+			t.Fatalf("other.example by %s: %v, %v, %v", server, code, addresses, err)
+		}
+		mark := drops.mark()
+		for i := range 100 {
+			name := fmt.Sprintf("n%d.service.example.", i%10)
+			code, addresses, err := r.ask(name, kind, 1)
+			if err != nil || code != dnsmessage.RCodeSuccess || len(addresses) != 1 {
+				t.Fatalf("%s by %s: %v, %v, %v", name, server, code, addresses, err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			err = talk(ctx, client, netip.AddrPortFrom(addresses[0], servedPort))
+			cancel()
+			if err != nil {
+				t.Errorf("connect to %s, %s, after the answer: %v", name, addresses[0], err)
+			}
+		}
+		if denied := drops.since(mark); len(denied) > 0 {
+			t.Errorf("%d packets to answered addresses were denied, the first: %v", len(denied), denied[0])
+		}
+	}
+	n.wantDenied(t, drops, client, s.world, servedPort) // other.example
+}
+
+// TestFaultKillDNSLosesNoEnforcedName kills sluice-dns. Addresses that are enforced stay open, and names resolve again
+// after at most one more query than the process needs to start.
+func TestFaultKillDNSLosesNoEnforcedName(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, dnsProxy)
+	client := n.addPods(t, "client")[0]
+	s := n.nameServer(t)
+	enforce(t, n.policies(t), namesPolicy)
+	r := newResolver(t, client, s.world.IPv4)
+	var known []netip.Addr
+	for i := range 5 {
+		_, addresses, err := r.ask(fmt.Sprintf("n%d.service.example.", i), dnsmessage.TypeA, 3)
+		if err != nil || len(addresses) != 1 {
+			t.Fatalf("%v, %v", addresses, err)
+		}
+		known = append(known, addresses[0])
+	}
+	for round := range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+		if err := n.Restart(ctx, devnode.DNS); err != nil {
+			t.Fatalf("restart %s: %v", devnode.DNS, err)
+		}
+		for _, a := range known {
+			if err := talk(ctx, client, netip.AddrPortFrom(a, servedPort)); err != nil {
+				t.Errorf("round %d: connect to %s: %v", round, a, err)
+			}
+		}
+		name := fmt.Sprintf("m%d.service.example.", round)
+		_, addresses, err := r.ask(name, dnsmessage.TypeA, 10)
+		if err != nil || len(addresses) != 1 {
+			t.Fatalf("round %d: %s: %v, %v", round, name, addresses, err)
+		}
+		if err := talk(ctx, client, netip.AddrPortFrom(addresses[0], servedPort)); err != nil {
+			t.Errorf("round %d: connect to %s: %v", round, addresses[0], err)
+		}
+		known = append(known, addresses[0])
+		cancel()
+	}
+}

@@ -18,6 +18,7 @@ import (
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
+	"github.com/sluice-net/sluice/services/dns/internal/names"
 )
 
 // Policy is sluice-policy. It implements exchange.Enforcer.
@@ -29,8 +30,11 @@ func New(conn grpc.ClientConnInterface) *Policy {
 }
 
 // Learn implements exchange.Enforcer.
-func (p *Policy) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) error {
+func (p *Policy) Learn(ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error {
 	req := &policyv1.LearnNamesRequest{Name: name, Ttl: durationpb.New(ttl)}
+	if by.Endpoint != 0 {
+		req.Asker = &policyv1.NameAsker{Endpoint: by.Endpoint, Tenant: by.Tenant}
+	}
 	for _, a := range addrs {
 		req.Addresses = append(req.Addresses, a.String())
 	}

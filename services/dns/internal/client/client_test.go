@@ -26,6 +26,7 @@ import (
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
+	"github.com/sluice-net/sluice/services/dns/internal/names"
 	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
@@ -141,10 +142,11 @@ var addr = netip.MustParseAddr("192.0.2.7")
 
 func TestNamesArePassedToSluicePolicy(t *testing.T) {
 	n, conn := start(t)
-	p := New(conn)
-	err := p.Learn(t.Context(), "a.example.", []netip.Addr{addr, netip.MustParseAddr("2001:db8::7")}, 90*time.Second)
+	p, by := New(conn), names.Asker{Endpoint: 7, Tenant: "namespace shop"}
+	err := p.Learn(t.Context(), by, "a.example.", []netip.Addr{addr, netip.MustParseAddr("2001:db8::7")}, 90*time.Second)
 	if err != nil || n.learned.GetName() != "a.example." || n.learned.GetTtl().AsDuration() != 90*time.Second ||
-		strings.Join(n.learned.GetAddresses(), " ") != "192.0.2.7 2001:db8::7" {
+		strings.Join(n.learned.GetAddresses(), " ") != "192.0.2.7 2001:db8::7" ||
+		n.learned.GetAsker().GetEndpoint() != 7 || n.learned.GetAsker().GetTenant() != "namespace shop" {
 		t.Errorf("%v, %v", err, n.learned)
 	}
 	if err := p.Forget(t.Context(), "a.example.", addr); err != nil || n.forgot.GetPattern() != "a.example." ||
@@ -152,11 +154,11 @@ func TestNamesArePassedToSluicePolicy(t *testing.T) {
 		t.Errorf("%v, %v", err, n.forgot)
 	}
 	n.err = status.Error(codes.ResourceExhausted, "full")
-	if err := p.Learn(t.Context(), "a.", []netip.Addr{addr}, time.Minute); !errors.Is(err, exchange.ErrNoCapacity) {
+	if err := p.Learn(t.Context(), by, "a.", []netip.Addr{addr}, time.Minute); !errors.Is(err, exchange.ErrNoCapacity) {
 		t.Errorf("full: %v", err)
 	}
 	n.err = status.Error(codes.Unavailable, "stopping")
-	err = p.Learn(t.Context(), "a.", []netip.Addr{addr}, time.Minute)
+	err = p.Learn(t.Context(), by, "a.", []netip.Addr{addr}, time.Minute)
 	if err == nil || errors.Is(err, exchange.ErrNoCapacity) {
 		t.Errorf("stopping: %v", err)
 	}

@@ -50,8 +50,9 @@ var ErrNoCapacity = errors.New("no space for addresses of DNS names")
 
 // Enforcer is sluice-policy.
 type Enforcer interface {
-	// Learn returns once the kernel allows the addresses of the name wherever a policy selects the name.
-	Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) error
+	// Learn returns once the kernel allows the addresses of the name wherever a policy selects the name. The pod whose
+	// query was answered pays for them.
+	Learn(ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error
 	// Forget removes an address of a name.
 	Forget(ctx context.Context, name string, addr netip.Addr) error
 }
@@ -337,7 +338,7 @@ func (x *Exchange) learn(ctx context.Context, h *Held) (left []names.Address, er
 		for _, a := range left[:n] {
 			addrs = append(addrs, a.Addr)
 		}
-		if err := x.o.Enforcer.Learn(ctx, h.name, addrs, left[0].TTL); err != nil {
+		if err := x.o.Enforcer.Learn(ctx, h.asker, h.name, addrs, left[0].TTL); err != nil {
 			return left, err
 		}
 		x.o.Table.Enforced(h.name, left[:n], now)

@@ -45,7 +45,7 @@ func (p *policy) Has(ctx context.Context, addr netip.Addr) (bool, error) {
 	return p.cluster[addr], p.unknown
 }
 
-func (p *policy) Learn(ctx context.Context, name string, addrs []netip.Addr, ttl time.Duration) error {
+func (p *policy) Learn(ctx context.Context, _ names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error {
 	p.mu.Lock()
 	p.calls = append(p.calls, fmt.Sprint(name, addrs, ttl))
 	err, delay := p.err, p.delay

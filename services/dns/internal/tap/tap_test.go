@@ -39,7 +39,7 @@ type policy struct {
 
 func (p *policy) Has(context.Context, netip.Addr) (bool, error) { return false, nil }
 
-func (p *policy) Learn(ctx context.Context, name string, addrs []netip.Addr, _ time.Duration) error {
+func (p *policy) Learn(ctx context.Context, _ names.Asker, name string, addrs []netip.Addr, _ time.Duration) error {
 	p.mu.Lock()
 	p.calls = append(p.calls, fmt.Sprint(name, addrs))
 	gate := p.gate

@@ -39,9 +39,11 @@ const servedPort = 7003
 // answer; the others have the address of the host outside.
 type nameServer struct {
 	world pod.Pod
+	// forge handles the query, instead of answer, if it returns true. send sends from the server's socket.
+	forge func(query dnsmessage.Message, client netip.AddrPort, send func([]byte)) bool
 
 	mu    sync.Mutex
-	next  uint32
+	next  uint32   // guarded by mu
 	asked []string // guarded by mu; the names of all queries
 }
 
@@ -49,6 +51,12 @@ type nameServer struct {
 func (n *testNode) nameServer(t *testing.T) *nameServer {
 	t.Helper()
 	s := &nameServer{world: n.outside(t)}
+	s.start(t, n)
+	return s
+}
+
+func (s *nameServer) start(t *testing.T, n *testNode) {
+	t.Helper()
 	route := func(family int, p netip.Prefix, r netlink.Route) error {
 		r.Dst, r.Family = &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, family
 		return netlink.RouteAdd(&r)
@@ -91,21 +99,21 @@ func (n *testNode) nameServer(t *testing.T) *nameServer {
 				if err != nil {
 					return // the socket was closed
 				}
-				if answer := s.answer(buf[:size]); answer != nil {
-					_, _ = socket.WriteToUDPAddrPort(answer, client)
+				var query dnsmessage.Message
+				if query.Unpack(buf[:size]) != nil || len(query.Questions) != 1 {
+					continue
+				}
+				send := func(b []byte) { _, _ = socket.WriteToUDPAddrPort(b, client) }
+				if s.forge == nil || !s.forge(query, client, send) {
+					send(s.answer(query))
 				}
 			}
 		})
 	}
-	return s
 }
 
 // answer returns the answer to a query.
-func (s *nameServer) answer(query []byte) []byte {
-	var m dnsmessage.Message
-	if m.Unpack(query) != nil || len(m.Questions) != 1 {
-		return nil
-	}
+func (s *nameServer) answer(m dnsmessage.Message) []byte {
 	q := m.Questions[0]
 	s.mu.Lock()
 	s.asked = append(s.asked, q.Name.String())

@@ -334,7 +334,7 @@ func TestNothingOpensThatNamesDoNotAllow(t *testing.T) {
 
 	var wg sync.WaitGroup
 	for i := range attempts {
-		r := newResolver(t, client, s.world.IPv4)
+		r := newResolver(t, client, netip.AddrPortFrom(s.world.IPv4, 53))
 		wg.Go(func() { _, _, _ = r.ask(attempts[i].name, attempts[i].kind, 1) })
 	}
 	wg.Wait()
@@ -373,7 +373,7 @@ func TestNothingOpensThatNamesDoNotAllow(t *testing.T) {
 		}
 	}
 	// The same server and client, with a right answer.
-	r := newResolver(t, client, s.world.IPv4)
+	r := newResolver(t, client, netip.AddrPortFrom(s.world.IPv4, 53))
 	_, addresses, err := r.ask("right.service.example.", dnsmessage.TypeA, 3)
 	if err != nil || len(addresses) != 1 {
 		t.Fatalf("%v, %v", addresses, err)

@@ -84,32 +84,38 @@ func (s *nameServer) start(t *testing.T, n *testNode) {
 		t.Fatalf("take the addresses of names: %v", err)
 	}
 	serve(t, s.world, servedPort)
+	for _, address := range s.world.Addresses() {
+		s.listen(t, s.world, netip.AddrPortFrom(address, 53))
+	}
+}
+
+// listen also answers queries to an address of a namespace.
+func (s *nameServer) listen(t *testing.T, in pod.Pod, at netip.AddrPort) {
+	t.Helper()
 	var wg sync.WaitGroup
 	t.Cleanup(wg.Wait)
-	for _, address := range s.world.Addresses() {
-		socket, err := s.world.ListenPacket(netip.AddrPortFrom(address, 53))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = socket.Close() })
-		wg.Go(func() {
-			buf := make([]byte, 2048)
-			for {
-				size, client, err := socket.ReadFromUDPAddrPort(buf)
-				if err != nil {
-					return // the socket was closed
-				}
-				var query dnsmessage.Message
-				if query.Unpack(buf[:size]) != nil || len(query.Questions) != 1 {
-					continue
-				}
-				send := func(b []byte) { _, _ = socket.WriteToUDPAddrPort(b, client) }
-				if s.forge == nil || !s.forge(query, client, send) {
-					send(s.answer(query))
-				}
-			}
-		})
+	socket, err := in.ListenPacket(at)
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = socket.Close() })
+	wg.Go(func() {
+		buf := make([]byte, 2048)
+		for {
+			size, client, err := socket.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return // the socket was closed
+			}
+			var query dnsmessage.Message
+			if query.Unpack(buf[:size]) != nil || len(query.Questions) != 1 {
+				continue
+			}
+			send := func(b []byte) { _, _ = socket.WriteToUDPAddrPort(b, client) }
+			if s.forge == nil || !s.forge(query, client, send) {
+				send(s.answer(query))
+			}
+		}
+	})
 }
 
 // answer returns the answer to a query.
@@ -159,9 +165,9 @@ type resolver struct {
 	number uint16
 }
 
-func newResolver(t *testing.T, from pod.Pod, server netip.Addr) *resolver {
+func newResolver(t *testing.T, from pod.Pod, server netip.AddrPort) *resolver {
 	t.Helper()
-	c, err := from.DialUDP(netip.AddrPortFrom(server, 53))
+	c, err := from.DialUDP(server)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +260,7 @@ func TestConnectionAfterTheAnswerIsNeverDenied(t *testing.T) {
 	enforce(t, n.policies(t), namesPolicy)
 	drops := n.observe(t, &datapathv1.ObserveRequest{Reasons: []datapathv1.Reason{policyDenied}})
 	for _, server := range s.world.Addresses() {
-		r := newResolver(t, client, server)
+		r := newResolver(t, client, netip.AddrPortFrom(server, 53))
 		kind := dnsmessage.TypeA
 		if server.Is6() {
 			kind = dnsmessage.TypeAAAA
@@ -297,7 +303,7 @@ func TestFaultKillDNSLosesNoEnforcedName(t *testing.T) {
 	client := n.addPods(t, "client")[0]
 	s := n.nameServer(t)
 	enforce(t, n.policies(t), namesPolicy)
-	r := newResolver(t, client, s.world.IPv4)
+	r := newResolver(t, client, netip.AddrPortFrom(s.world.IPv4, 53))
 	var known []netip.Addr
 	for i := range 5 {
 		_, addresses, err := r.ask(fmt.Sprintf("n%d.service.example.", i), dnsmessage.TypeA, 3)
@@ -325,6 +331,74 @@ func TestFaultKillDNSLosesNoEnforcedName(t *testing.T) {
 			t.Errorf("round %d: connect to %s: %v", round, addresses[0], err)
 		}
 		known = append(known, addresses[0])
+		cancel()
+	}
+}
+
+// TestServersOfEveryKindTeach resolves names by a server on the node itself, as NodeLocal DNSCache is one, and by one
+// in a pod on another port.
+func TestServersOfEveryKindTeach(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "dns")
+	client, server := pods[0], pods[1]
+	s := n.nameServer(t)
+	cache := netip.MustParseAddr("169.254.20.10")
+	if err := pod.In(n.Netns(), func() error {
+		attributes := netlink.NewLinkAttrs()
+		attributes.Name = "nodelocaldns"
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attributes}); err != nil {
+			return err
+		}
+		return address(attributes.Name, []netip.Prefix{netip.PrefixFrom(cache, 32)})
+	}); err != nil {
+		t.Fatalf("make the device of the cache: %v", err)
+	}
+	s.listen(t, pod.Pod{Name: "node", Netns: n.Netns()}, netip.AddrPortFrom(cache, 53))
+	s.listen(t, server, netip.AddrPortFrom(server.IPv4, 5353))
+	s.listen(t, server, netip.AddrPortFrom(server.IPv6, 5353))
+	enforce(t, n.policies(t), `
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: client}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  egress:
+  - toEntities: [host]
+    toPorts:
+    - ports: [{protocol: UDP, port: "53"}]
+      rules: {dns: [{matchName: host.service.example}]}
+  - toEndpoints: [{matchLabels: {app: dns}}]
+    toPorts:
+    - ports: [{protocol: ANY, port: "5353"}]
+      rules: {dns: [{matchName: pod.service.example}]}
+  - toFQDNs: [{matchPattern: "*.service.example"}]
+    toPorts: [{ports: [{protocol: TCP, port: "7003"}]}]
+`)
+	for _, c := range []struct {
+		name, refused string
+		server        netip.AddrPort
+		kind          dnsmessage.Type
+	}{
+		{"host.service.example.", "pod.service.example.", netip.AddrPortFrom(cache, 53), dnsmessage.TypeA},
+		{"pod.service.example.", "host.service.example.", netip.AddrPortFrom(server.IPv4, 5353), dnsmessage.TypeA},
+		{"pod.service.example.", "host.service.example.", netip.AddrPortFrom(server.IPv6, 5353), dnsmessage.TypeAAAA},
+	} {
+		r := newResolver(t, client, c.server)
+		before := s.queries(c.refused)
+		if code, _, err := r.ask(c.refused, c.kind, 3); err != nil || code != dnsmessage.RCodeRefused ||
+			s.queries(c.refused) != before {
+			t.Errorf("%s by %s: %v, %v, want it refused on the node", c.refused, c.server, code, err)
+		}
+		_, addresses, err := r.ask(c.name, c.kind, 3)
+		if err != nil || len(addresses) != 1 {
+			t.Errorf("%s by %s: %v, %v", c.name, c.server, addresses, err)
+			continue
+		}
+		ctx, cancel := deadline(t)
+		if err := talk(ctx, client, netip.AddrPortFrom(addresses[0], servedPort)); err != nil {
+			t.Errorf("connect to %s, which %s has answered: %v", addresses[0], c.server, err)
+		}
 		cancel()
 	}
 }

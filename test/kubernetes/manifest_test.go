@@ -247,6 +247,23 @@ func TestControllerHasNothingOfItsNode(t *testing.T) {
 	}
 }
 
+// TestUnitOfTheDatapathAllowsItsProbes: the datapath sends UDP probes to other nodes, so systemd must allow internet
+// sockets.
+func TestUnitOfTheDatapathAllowsItsProbes(t *testing.T) {
+	unit, err := os.ReadFile(filepath.Join("deploy", "systemd", "sluice-datapath.service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(unit), "\nRestrictAddressFamilies=")
+	line, _, _ = strings.Cut(line, "\n")
+	families := strings.Fields(line)
+	for _, family := range []string{"AF_UNIX", "AF_NETLINK", "AF_INET", "AF_INET6"} {
+		if !slices.Contains(families, family) {
+			t.Errorf("the unit allows %v, not %s", families, family)
+		}
+	}
+}
+
 // TestRightsAreThoseOfTheServices: each container has the user, capabilities and file system that the documentation
 // of its service specifies.
 func TestRightsAreThoseOfTheServices(t *testing.T) {

@@ -153,15 +153,6 @@ func (r *record) of(is func(finding) bool) []finding {
 	return in
 }
 
-func (r *record) titleOf(id string) string {
-	for _, c := range r.causes {
-		if c.id == id {
-			return c.title
-		}
-	}
-	return ""
-}
-
 func high(in []finding) int {
 	n := 0
 	for _, f := range in {

@@ -359,7 +359,7 @@ func TestUnionsTakeBoundedMemory(t *testing.T) {
 	// Everywhere, the verdict is a redirect by a set that allows no more than the union.
 	l := e.subjects[greedy].bound[policytable.Egress]
 	for i := range ports {
-		q := uint32(port.At(port.UDP, uint16(1000+i)))
+		q := port.At(port.UDP, uint16(1000+i))
 		v, err := e.Lookup(greedy, policytable.Egress, both, netip.MustParseAddr("10.0.0.9"), q)
 		if err != nil || v.Action != policytable.Redirect {
 			t.Fatalf("port %d: %+v, %v", 1000+i, v, err)

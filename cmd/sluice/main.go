@@ -36,6 +36,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/prepare"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/probe"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/proxy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/shares"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/status"
@@ -45,8 +46,8 @@ import (
 // commands create the subcommands of the program.
 var commands = []func(*invocation.Invocation) *cobra.Command{
 	status.Command, endpoint.Command, identity.Command, ip.Command, ipam.Command,
-	policy.Command, fqdn.Command, explain.Command, observe.Command, hubble.Command, capture.Command, conntrack.Command,
-	bpfmap.Command, check.Command, invocation.RenamedCommand("audit", check.Command),
+	policy.Command, fqdn.Command, proxy.Command, explain.Command, observe.Command, hubble.Command, capture.Command,
+	conntrack.Command, bpfmap.Command, check.Command, invocation.RenamedCommand("audit", check.Command),
 	prepare.Command, node.Command, service.Command, backend.Command, shares.Command,
 	controller.Command, store.Command, migrate.Command, dev.Command,
 	kubernetes.Command, probe.Command, config.Command, config.LogLevelCommand, bugreport.Command,

@@ -142,6 +142,8 @@ static __always_inline enum sl_reason admit_and_forward(struct __sk_buff *skb, s
 		reason = return_to_pod(skb, p);
 	else if (is_redirected(p) && !p->held)
 		return give_to_proxy(skb, p, ifindex);
+	else if (p->held && !p->egress.redirects) /* the rule was changed while it was held */
+		return SL_REASON_PROXY_FORGED;
 	else
 		reason = forward(skb, p, ifindex);
 	if (cfg_services && p->translated && reason == SL_REASON_STACK_TOO_BIG)

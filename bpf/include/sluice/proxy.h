@@ -65,13 +65,12 @@ static __always_inline enum sl_reason redirect(const struct sl_rule *rule,
 	struct sl_proxy *proxy;
 	__u64 word;
 
-	if (kind != SL_PROXY_DNS || !(rule->flags & SL_RULE_SET))
+	if (!q->may_redirect || kind != SL_PROXY_DNS || !(rule->flags & SL_RULE_SET))
 		return SL_REASON_NO_PROXY;
 	proxy = proxy_of(kind);
 	if (!proxy)
 		return SL_REASON_NO_PROXY;
-	/* no proxy takes TCP, so for TCP it is always absent */
-	word = q->may_redirect ? proxy_word(proxy) : 0;
+	word = proxy_word(proxy);
 	if (is_attached(word) &&
 	    !(passes && (__s64)(bpf_ktime_get_ns() - last_beat(kind)) > SL_PROXY_LATE)) {
 		side->redirects = SL_REDIRECTS_TO_PROXY;

@@ -93,7 +93,7 @@ func Group(instance string) uint32 { return groupOf("sluice device group", insta
 func TunnelGroup(instance string) uint32 { return groupOf("sluice tunnel group", instance) }
 
 // ProxyGroup returns the device group of an instance's devices for proxies.
-func ProxyGroup(instance string) uint32 { return groupOf("sluice proxy group", instance) }
+func ProxyGroup(instance string) uint32 { return groupOf("group of sluice proxies", instance) }
 
 func groupOf(what, instance string) uint32 {
 	sum := sha256.Sum256([]byte(what + "\x00" + instance))

@@ -104,15 +104,39 @@ func (p Pattern) matches(name string) bool {
 	if p.text == "" {
 		return false
 	}
+	if !strings.HasSuffix(name, p.text[strings.LastIndexByte(p.text, '*')+1:]) {
+		return false // most patterns end here
+	}
 	if !p.deep {
 		return glob(p.text, name)
 	}
-	for i := 0; i < len(name); i++ {
-		if name[i] == '.' && i > 0 && labels(name[:i]) && glob(p.text, name[i+1:]) {
+	start := 0
+	for i := range len(name) {
+		if name[i] != '.' {
+			if !nameByte(name[i]) {
+				return false
+			}
+			continue
+		}
+		if i == start {
+			return false // an empty label
+		}
+		if glob(p.text, name[i+1:]) {
 			return true
 		}
+		start = i + 1
 	}
 	return false
+}
+
+// Costly reports whether a Set has to compare the pattern with each name, because it is neither a literal name nor
+// "*.NAME", "**.NAME" or a pattern of stars.
+func (p Pattern) Costly() bool {
+	rest := p.text
+	if !p.deep {
+		rest = strings.TrimPrefix(rest, "*.")
+	}
+	return !p.any && strings.Contains(rest, "*")
 }
 
 // ordinary reports whether a canonical name is the root, or consists of labels that wildcards match.

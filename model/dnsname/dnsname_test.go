@@ -170,3 +170,27 @@ func BenchmarkSet(b *testing.B) {
 		s.Matches("www.some.name.of.a.server.example.org.")
 	}
 }
+
+// TestCostlyPatternsAreThoseThatASetComparesOneByOne also checks that a long name is compared in one pass.
+func TestCostlyPatternsAreThoseThatASetComparesOneByOne(t *testing.T) {
+	for text, want := range map[string]bool{
+		"*": false, "a.b": false, "*.a.b": false, "**.a.b": false, "a*.b": true, "*a.b": true, "a.*.b": true, "*.*.b": true,
+		"**.*.b": true, "**.a*": true,
+	} {
+		p, err := Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.Costly() != want || len(NewSet([]Pattern{p}).others) == 1 != want {
+			t.Errorf("%s: costly %t, want %t", text, p.Costly(), want)
+		}
+	}
+	deep, _ := Parse("**.a*.b")
+	for name, want := range map[string]bool{
+		"x.a.b": true, "x.y.z.ab.b": true, "a.b": false, "x..a.b": false, ".a.b": false, "x!.a.b": false, "x.b.b": false,
+	} {
+		if deep.Matches(name) != want {
+			t.Errorf("%s matches %s: want %t", deep, name, want)
+		}
+	}
+}

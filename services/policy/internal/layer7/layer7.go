@@ -110,6 +110,10 @@ const MaxEntries = 4096
 // maxText limits the size of the texts of one set.
 const maxText = 1 << 20
 
+// maxCostly limits the length of the patterns of one set with which each query is compared, such as "a*.example.com".
+// With 16 KiB, a query takes a few milliseconds at most.
+const maxCostly = 16 << 10
+
 // Estimates of the memory that a set takes in addition to its texts, in bytes.
 const (
 	entrySize = 64
@@ -153,10 +157,20 @@ func Union(proxy policytable.Proxy, all bool, list ...*Rules) *Set {
 	s.digest = sha256.Sum256(fmt.Appendf(nil, "%d %t\n%s", proxy, all, content))
 	entries := len(s.DNS) + len(s.HTTP) + len(s.ServerNames)
 	s.size = len(content) + entries*entrySize + setSize
-	if s.large = entries > MaxEntries || len(content) > maxText; s.large {
+	if s.large = entries > MaxEntries || len(content) > maxText || costly(s.DNS) > maxCostly; s.large {
 		s.Rules, s.size = Rules{}, setSize // its packets are dropped
 	}
 	return s
+}
+
+// costly returns the length of the patterns with which each name is compared.
+func costly(patterns []dnsname.Pattern) (bytes int) {
+	for _, p := range patterns {
+		if p.Costly() {
+			bytes += len(p.String())
+		}
+	}
+	return bytes
 }
 
 // ordered returns a list in the order of the texts, without duplicates.
@@ -187,6 +201,7 @@ func (s *Set) Size() int { return s.size }
 // EveryName reports whether the set allows every DNS query.
 func (s *Set) EveryName() bool { return s.All || slices.ContainsFunc(s.DNS, dnsname.Pattern.Every) }
 
-// TooLarge reports whether the set has more rules or longer texts than a message can hold. It gets no number then, so
+// TooLarge reports whether the set has more rules or longer texts than a message can hold, or more patterns than can be
+// compared with each query. It gets no number then, so
 // its connections are refused.
 func (s *Set) TooLarge() bool { return s.large }

@@ -4,6 +4,7 @@
 package layer7
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/sluice-net/sluice/model/dnsname"
@@ -71,5 +72,29 @@ func TestFieldsAreSeparate(t *testing.T) {
 			t.Errorf("%+v has the digest of %+v", h, old)
 		}
 		seen[d] = h
+	}
+}
+
+// TestPatternsThatAreComparedOneByOneAreLimited: each query of a pod is compared with them.
+func TestPatternsThatAreComparedOneByOneAreLimited(t *testing.T) {
+	set := func(n int, text string) *Set {
+		r := &Rules{}
+		for i := range n {
+			p, err := dnsname.Parse(fmt.Sprintf(text, i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.DNS = append(r.DNS, p)
+		}
+		return Union(policytable.ProxyDNS, false, r)
+	}
+	for text, limit := range map[string]int{"**.*x%07d": maxCostly / 13, "a*.%08d.example": maxCostly / 20} {
+		if set(limit, text).TooLarge() || !set(limit+1, text).TooLarge() {
+			t.Errorf("%s: %d patterns are too large: %t, and %d: %t", text, limit, set(limit, text).TooLarge(), limit+1,
+				set(limit+1, text).TooLarge())
+		}
+	}
+	if set(MaxEntries, "*.%d.example").TooLarge() {
+		t.Error("names below a domain count as patterns that are compared one by one")
 	}
 }

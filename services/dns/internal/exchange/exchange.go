@@ -226,6 +226,9 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	}
 	if !x.answered(c, a.ID, a.Type, a.Class, a.Name()) {
 		x.Counts.Unasked.Add(1)
+		if x.o.Rules.AllowEvery(c.Tag) {
+			return Release, nil // the query passed while this process did not run, and teaches nothing
+		}
 		return Drop, nil
 	}
 	x.Counts.Answered.Add(1)

@@ -687,3 +687,27 @@ func BenchmarkRefusedQuery(b *testing.B) {
 		}
 	}
 }
+
+// TestAnswerWithoutAQueryPassesUnderARuleOfEveryName: while the process is stopped, queries under such a rule pass
+// without it, and their answers may arrive later. They teach nothing.
+func TestAnswerWithoutAQueryPassesUnderARuleOfEveryName(t *testing.T) {
+	b := newBench(t)
+	for number, content := range map[uint16]rules.Content{2: {Names: []string{"*"}}, 3: {All: true}, 4: {}} {
+		if err := b.rules.Upsert(number, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for tag, want := range map[rules.Tag]Action{
+		{Egress: 2}: Release, {Egress: 3}: Release, {Egress: 2, Ingress: 3}: Release,
+		{Egress: 1}: Drop, {Egress: 4}: Drop, {Egress: 5}: Drop, {Egress: 2, Ingress: 1}: Drop, {}: Drop,
+	} {
+		c := client
+		c.Tag = tag
+		if action, _ := b.Answer(c, answer(t, 1, "a.example.com.", "192.0.2.1")); action != want {
+			t.Errorf("tag %v: %v, want %v", tag, action, want)
+		}
+	}
+	if calls := b.policy.take(); len(calls) > 0 {
+		t.Errorf("such answers taught: %v", calls)
+	}
+}

@@ -161,6 +161,22 @@ func (r *Rules) Decide(tag Tag, name string) Decision {
 	return Decision{Verdict: Allowed}
 }
 
+// AllowEvery reports whether the sets of a connection are known and allow every query. Packets of such a connection pass
+// without this process while it does not run.
+func (r *Rules) AllowEvery(tag Tag) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for _, number := range [2]uint16{tag.Egress, tag.Ingress} {
+		if number == 0 {
+			continue
+		}
+		if s := r.sets[number]; s == nil || !s.All && !s.names.Every() {
+			return false
+		}
+	}
+	return tag != Tag{}
+}
+
 // Wait waits until the sets of a connection are known, or ctx ends. It reports whether they are known.
 func (r *Rules) Wait(ctx context.Context, tag Tag) bool {
 	for {

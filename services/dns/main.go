@@ -69,7 +69,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	sets := rules.New()
-	followed := client.NewRuleSets(conn, sets, p.Log)
+	followed := client.NewRuleSets(conn, sets, table.Unenforced, p.Log)
 	messages := exchange.New(exchange.Options{
 		Rules: sets, Table: table, Enforcer: client.New(conn), Cluster: client.NewCluster(cluster),
 		Refusal: cfg.refusal, LearnFrom: cfg.learnFrom, HoldFor: cfg.Hold, Now: time.Now,

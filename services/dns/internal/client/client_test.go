@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -194,7 +195,8 @@ func TestRulesFollowSluicePolicy(t *testing.T) {
 	n, conn := start(t)
 	n.streams = make(chan []*policyv1.WatchRuleSetsResponse)
 	r := rules.New()
-	s := NewRuleSets(conn, r, slog.New(slog.DiscardHandler))
+	var listings atomic.Int32
+	s := NewRuleSets(conn, r, func() { listings.Add(1) }, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
@@ -259,6 +261,9 @@ func TestRulesFollowSluicePolicy(t *testing.T) {
 			2: rules.Unknown, 6: rules.Allowed,
 		})
 	})
+	if n := listings.Load(); n != 2 {
+		t.Errorf("%d listings were reported, want 2: each time, sluice-policy may have forgotten what it had learned", n)
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

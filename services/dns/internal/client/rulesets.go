@@ -30,6 +30,7 @@ const maxKeys = math.MaxUint16 + 1
 type RuleSets struct {
 	client policyv1.PolicyServiceClient
 	rules  *rules.Rules
+	listed func()
 	log    *slog.Logger
 
 	mu  sync.Mutex
@@ -41,9 +42,12 @@ type errListing struct{}
 
 func (errListing) Error() string { return "sluice-policy has not sent all rule sets yet" }
 
-// NewRuleSets returns a client that keeps the rules equal to the sets of sluice-policy while Run runs.
-func NewRuleSets(conn grpc.ClientConnInterface, r *rules.Rules, l *slog.Logger) *RuleSets {
-	return &RuleSets{client: policyv1.NewPolicyServiceClient(conn), rules: r, log: l, err: errListing{}}
+// NewRuleSets returns a client that keeps the rules equal to the sets of sluice-policy while Run runs. It calls listed
+// after each complete listing: then sluice-policy may be another process, which has forgotten what it had learned.
+func NewRuleSets(conn grpc.ClientConnInterface, r *rules.Rules, listed func(), l *slog.Logger) *RuleSets {
+	return &RuleSets{
+		client: policyv1.NewPolicyServiceClient(conn), rules: r, listed: listed, log: l, err: errListing{},
+	}
 }
 
 // Err returns why the sets are not up to date; nil if they are. The last known sets stay valid.
@@ -135,6 +139,7 @@ func (s sink) Complete(_ context.Context, listed map[uint16]struct{}) error {
 			return err
 		}
 	}
+	s.listed()
 	s.setErr(nil)
 	return nil
 }

@@ -237,7 +237,7 @@ func forgeries(inside map[string]netip.Addr) []forgery {
 		"an alias of a selected name": func(question string, target netip.Addr) []dnsmessage.Resource {
 			return []dnsmessage.Resource{alias(question, selected), addressRecord(selected, target)}
 		},
-		"a selected name beside it": func(question string, target netip.Addr) []dnsmessage.Resource {
+		"a second record, of a selected name": func(question string, target netip.Addr) []dnsmessage.Resource {
 			return []dnsmessage.Resource{
 				addressRecord(question, netip.MustParseAddr("198.51.100.1")), addressRecord(selected, target),
 			}
@@ -280,7 +280,7 @@ func TestNothingOpensThatNamesDoNotAllow(t *testing.T) {
 	}
 	attempts := forgeries(inside)
 	if len(attempts) < 50 {
-		t.Fatalf("%d attempts, want at least 50", len(attempts))
+		t.Fatalf("%d attempts, want 50 or more", len(attempts))
 	}
 	byName := make(map[string]*forgery)
 	for i := range attempts {

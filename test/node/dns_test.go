@@ -35,8 +35,8 @@ var (
 // servedPort is the port that servers outside listen to.
 const servedPort = 7003
 
-// nameServer is a DNS server outside. Every name exists. Names of "service.example." have another address in each
-// answer; the others have the address of the host outside.
+// nameServer is a DNS server outside. Every name exists. Each answer for a name of
+// "service.example." contains another address; the other names have the address of the host outside.
 type nameServer struct {
 	world pod.Pod
 	// forge handles the query, instead of answer, if it returns true. send sends from the server's socket.
@@ -147,7 +147,7 @@ func (s *nameServer) answer(m dnsmessage.Message) []byte {
 	return answer
 }
 
-// queries returns how often a name was asked for.
+// queries returns the number of queries for a name that have arrived.
 func (s *nameServer) queries(name string) (count int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -267,7 +267,7 @@ func TestConnectionAfterTheAnswerIsNeverDenied(t *testing.T) {
 		}
 		code, addresses, err := r.ask("blocked.test.", kind, 3)
 		if err != nil || code != dnsmessage.RCodeRefused || len(addresses) > 0 || s.queries("blocked.test.") > 0 {
-			t.Fatalf("blocked.test by %s: %v, %v, %v; the server was asked %d times; want it refused on the node", server,
+			t.Fatalf("blocked.test by %s: %v, %v, %v; the server got %d queries; want it refused on the node", server,
 				code, addresses, err, s.queries("blocked.test."))
 		}
 		code, addresses, err = r.ask("other.example.", kind, 3)

@@ -28,7 +28,7 @@ import (
 // Pauses between attempts to connect.
 const (
 	minPause = 50 * time.Millisecond
-	maxPause = 2 * time.Second
+	maxPause = 500 * time.Millisecond
 )
 
 const (

@@ -103,7 +103,7 @@ func defaults(p instance.Paths) Config {
 		Enforcement: EnforcementConfig{Mode: "default", AllowHost: true},
 		Limits:      LimitsConfig{Policies: 40_000, Manifests: 256 << 20},
 		Shares:      tenants.Defaults(),
-		DNS:         DNSConfig{Away: awayDrop},
+		DNS:         DNSConfig{Proxy: true, Away: awayDrop},
 		Names:       NamesConfig{Max: 16_384, Addresses: 262_144, Grace: 10 * time.Minute},
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}
@@ -181,7 +181,7 @@ func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 			Enforcement: modes[c.Enforcement.Mode],
 			AllowHost:   c.Enforcement.AllowHost,
 
-			PassWithoutDNSProxy: c.DNS.Away == awayPass,
+			WithoutDNSProxy: !c.DNS.Proxy, PassWithoutDNSProxy: c.DNS.Away == awayPass,
 		},
 		Rules: rule.Options{
 			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,

@@ -71,9 +71,7 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 			"names without a DNS rule",
 			"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
 				"spec: {endpointSelector: {}, egress: [{toFQDNs: [{matchName: a.b}]}]}\n",
-			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toFQDNs","text":"not supported by ` +
-				`Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with"},` +
-				`{"kind":"no-dns-rule","field":"spec.egress[0].toFQDNs","text":"no DNS rule selects these pods, `,
+			0, `{"problems":[],"notes":[{"kind":"no-dns-rule","field":"spec.egress[0].toFQDNs","text":"no DNS rule selects these pods, `,
 		},
 		{
 			"names with a DNS rule in another document",
@@ -82,9 +80,9 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 				"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: b}\n" +
 				"spec: {endpointSelector: {}, egress: [{toEntities: [all], toPorts: [{ports: [{port: '53'}], " +
 				"rules: {dns: [{matchName: c.d}]}}]}]}\n",
-			0, `{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toFQDNs","text":"not supported by ` +
-				`Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with"}]}` +
-				"\n",
+			0, `{"problems":[]}` + "\n" +
+				`{"problems":[],"notes":[{"kind":"unsupported","field":"spec.egress[0].toPorts[0].rules.dns","text":"not supported ` +
+				`by Sluice: DNS rules for TCP and SCTP; packets that match are redirected to no proxy, and dropped"}]}` + "\n",
 		},
 		{"no kind of policy", "apiVersion: v1\nkind: Pod\n", 0, `{"problems":["kind: `},
 		{
@@ -140,9 +138,16 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 	names := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
 		"spec: {endpointSelector: {}, egress: [{toPorts: [{ports: [{port: '53', protocol: UDP}], " +
 		"rules: {dns: [{matchName: a.test}]}}]}]}\n"
-	code = validate([]string{"--dns-proxy"}, strings.NewReader(names), &out, &errOut)
-	if code != 0 || out.String() != `{"problems":[]}`+"\n" {
-		t.Errorf("with dns.proxy: exit code %d, %s%s", code, out.String(), errOut.String())
+	for args, want := range map[string]string{
+		"--dns-proxy=true": "",
+		"--dns-proxy=false": `,"notes":[{"kind":"unsupported","field":"spec.egress[0].toPorts[0].rules.dns",` +
+			`"text":"not supported by Sluice: DNS rules; packets that match are redirected to no proxy, and dropped"}]`,
+	} {
+		out.Reset()
+		code = validate([]string{args}, strings.NewReader(names), &out, &errOut)
+		if code != 0 || out.String() != `{"problems":[]`+want+"}\n" {
+			t.Errorf("%s: exit code %d, %s%s", args, code, out.String(), errOut.String())
+		}
 	}
 	if code := validate([]string{"web.yaml"}, strings.NewReader(""), &out, &errOut); code != 2 || !strings.Contains(errOut.String(), "standard input") {
 		t.Errorf("a file as argument: exit code %d, %s", code, errOut.String())

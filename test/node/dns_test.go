@@ -226,14 +226,6 @@ func addressesOf(m dnsmessage.Message) (list []netip.Addr) {
 	return list
 }
 
-// dnsProxy enables the DNS proxy.
-func dnsProxy(o *devnode.Options) {
-	if o.Args == nil {
-		o.Args = make(map[string][]string)
-	}
-	o.Args[devnode.Policy] = append(o.Args[devnode.Policy], "--dns-proxy=true")
-}
-
 const namesPolicy = `
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
@@ -254,7 +246,7 @@ spec:
 // name that only the DNS rule allows resolves, and opens nothing.
 func TestConnectionAfterTheAnswerIsNeverDenied(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, dnsProxy)
+	n := newNode(t)
 	client := n.addPods(t, "client")[0]
 	s := n.nameServer(t)
 	enforce(t, n.policies(t), namesPolicy)
@@ -299,7 +291,7 @@ func TestConnectionAfterTheAnswerIsNeverDenied(t *testing.T) {
 // after at most one more query than the process needs to start.
 func TestFaultKillDNSLosesNoEnforcedName(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, dnsProxy)
+	n := newNode(t)
 	client := n.addPods(t, "client")[0]
 	s := n.nameServer(t)
 	enforce(t, n.policies(t), namesPolicy)

@@ -543,7 +543,11 @@ func (c *chart) container(n *node) error {
 		if !slices.ContainsFunc(group.children, func(v *value) bool { return v.name == last }) {
 			group.add(&value{name: last, description: s.meaning(), schema: s.schemaOf(), hidden: true})
 		}
-		fmt.Fprintf(&c.defines, "{{- include \"sluice.variable\" (list %q (dig %s nil %s)) }}\n", s.env, quoted(keys), from)
+		line := fmt.Sprintf("{{- include \"sluice.variable\" (list %q (dig %s nil %s)) }}\n", s.env, quoted(keys), from)
+		if off := withoutFeature(n, s.env); off != nil {
+			line = "{{- if " + condition(nil, off) + " }}\n" + line + "{{- end }}\n"
+		}
+		c.defines.WriteString(line)
 	}
 	c.defines.WriteString("{{- end }}\n")
 	env := n.at("env")
@@ -567,7 +571,22 @@ func quoted(keys []string) string {
 	return strings.Join(out, " ")
 }
 
-// arguments returns the flags and the variables that a manifest gives a container.
+// withoutFeature returns the components that set a variable of a container because a feature is off; nil if none does.
+// A value of the chart sets the variable while the feature is on.
+func withoutFeature(container *node, variable string) []string {
+	e := container.at("env").find(variable)
+	if e == nil || len(e.on) == 0 {
+		return nil
+	}
+	for _, component := range e.on {
+		if _, ok := featureOf(component); !ok {
+			return nil
+		}
+	}
+	return e.on
+}
+
+// arguments returns the flags and the variables that a manifest gives a container, except for withoutFeature.
 func arguments(container *node) (given []string) {
 	for _, list := range []string{"args", "env"} {
 		of := container.at(list)
@@ -575,6 +594,9 @@ func arguments(container *node) (given []string) {
 			continue
 		}
 		for _, e := range of.entries {
+			if list == "env" && withoutFeature(container, e.key) != nil {
+				continue
+			}
 			if list == "env" {
 				given = append(given, e.key)
 				continue

@@ -371,6 +371,48 @@ func TestFeatureThatIsOffHasNoContainer(t *testing.T) {
 	}
 }
 
+// TestWithoutDNSRulesAreReportedAsNotEnforced: sluice-policy and the controller must not count on a sluice-dns that
+// does not run, whatever the shared setting is. With it, the shared setting applies.
+func TestWithoutDNSRulesAreReportedAsNotEnforced(t *testing.T) {
+	_, loaded := charts(t)
+	for _, c := range []struct {
+		feature bool
+		shared  any
+		want    string
+	}{
+		{true, nil, "[]"},
+		{true, false, "[false]"},
+		{true, true, "[true]"},
+		{false, nil, "[false]"},
+		{false, false, "[false]"},
+		{false, true, "[false]"},
+	} {
+		values := set(map[string]any{}, "features.dns", c.feature)
+		if c.shared != nil {
+			values = set(values, "shared.dns.proxy", c.shared)
+		}
+		objects := rendering{values: values}.objects(t, loaded)
+		for workload, variable := range map[string]string{
+			"DaemonSet/sluice": "SLUICE_POLICY_DNS_PROXY", "Deployment/sluice-status": "SLUICE_CONTROLLER_DNS_PROXY",
+		} {
+			pod := objects[workload]["spec"].(object)["template"].(object)["spec"].(object)
+			found := []any{}
+			for _, container := range pod["containers"].([]any) {
+				variables, _ := container.(object)["env"].([]any)
+				for _, v := range variables {
+					if v.(object)["name"] == variable {
+						found = append(found, v.(object)["value"])
+					}
+				}
+			}
+			if got := fmt.Sprint(found); got != c.want {
+				t.Errorf("features.dns=%t, shared.dns.proxy=%v: %s of %s is %s, want %s", c.feature, c.shared, variable,
+					workload, got, c.want)
+			}
+		}
+	}
+}
+
 // leaf is a value of the chart with its path.
 type leaf struct {
 	path string

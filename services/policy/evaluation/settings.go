@@ -48,6 +48,7 @@ func DefaultSettings() Settings {
 		Cluster: ClusterSettings{Name: "default"},
 		Limits:  LimitSettings{Policies: 40_000, Manifests: 256 << 20},
 		Shares:  tenants.Defaults(),
+		DNS:     DNSSettings{Proxy: true},
 	}
 }
 

@@ -26,10 +26,10 @@ func auditModeCommand(inv *invocation.Invocation) *cobra.Command {
 		Use:   "audit-mode CONTAINER|POD on|off, or --node on|off",
 		Short: "Forward and report packets that policies deny, for a limited time",
 		Long: `Forward and report packets that policy would deny, for one container or, with --node, for
-all containers of this node. This includes packets that layer 7 and DNS rules redirect,
-because there is no proxy yet. Packets that are dropped for other reasons, such as spoofed
-addresses, are still dropped. The mode ends after --for; it survives a restart of the
-datapath. "sluice observe --verdict audited" shows what would have been denied.
+all containers of this node. This includes packets that layer 7 and DNS rules redirect:
+they bypass the proxy, so no name is refused or learned. Packets that are dropped for other
+reasons, such as spoofed addresses, are still dropped. The mode ends after --for; it survives
+a restart of the datapath. "sluice observe --verdict audited" shows what would have been denied.
 
 ` + NameHelp,
 		Example: "  sluice endpoint audit-mode shop/web on --for 10m\n  sluice endpoint audit-mode --node off",

@@ -144,9 +144,10 @@ func outcome(r *policyv1.ExplainResponse, protocol uint32) string {
 	}
 	if protocol == uint32(netv1.Protocol_PROTOCOL_UDP) && r.GetEgress().GetProxy() == netv1.Proxy_PROXY_DNS &&
 		r.GetIngress().GetAction() != policyv1.Action_ACTION_REDIRECT {
-		return ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran"
+		return ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran, " +
+			"or without the setting dns.proxy"
 	}
-	return ", and DROPPED (no-proxy): there is no proxy yet"
+	return ", and DROPPED (no-proxy): no proxy evaluates such packets"
 }
 
 // matchColumns are the columns of the rules that match a connection.

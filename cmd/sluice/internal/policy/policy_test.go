@@ -645,16 +645,18 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 	}
 }
 
-// TestExplainOfARedirectSaysThatItIsDropped, as `sluice explain` does, because Sluice has no proxy.
+// TestExplainOfARedirectSaysThatItIsDropped, as `sluice explain` does, unless it is DNS over UDP.
 func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "8080", "-o", "wide")
-	if !strings.Contains(out, ": REDIRECTED by policy revision 6, and DROPPED (no-proxy): there is no proxy yet\n") {
+	want := ": REDIRECTED by policy revision 6, and DROPPED (no-proxy): no proxy evaluates such packets\n"
+	if !strings.Contains(out, want) {
 		t.Errorf("policy explain\n%s", out)
 	}
 	for protocol, want := range map[string]string{
-		"udp": ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran ",
-		"tcp": ", and DROPPED (no-proxy): there is no proxy yet ",
+		"udp": ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran, " +
+			"or without the setting dns.proxy ",
+		"tcp": ", and DROPPED (no-proxy): no proxy evaluates such packets ",
 	} {
 		out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "53/"+protocol)
 		if !strings.Contains(strings.Join(strings.Fields(out), " "), ": REDIRECTED by policy revision 6"+want) {
@@ -893,7 +895,7 @@ func TestValidateNeedsNoService(t *testing.T) {
 func TestValidatePassesSettings(t *testing.T) {
 	bin := t.TempDir()
 	const script = "#!/bin/sh\n/bin/cat > /dev/null\n" +
-		"[ \"$*\" = 'validate --namespace= --allow-unknown-fields --cluster-node-labels --dns-proxy' ] || exit 2\n" +
+		"[ \"$*\" = 'validate --namespace= --allow-unknown-fields --cluster-node-labels --dns-proxy=false' ] || exit 2\n" +
 		"echo '{\"problems\":[]}'\n"
 	program := filepath.Join(bin, "sluice-policy")
 	if err := os.WriteFile(program, []byte(script), 0o700); err != nil { //nolint:gosec // executable
@@ -901,7 +903,9 @@ func TestValidatePassesSettings(t *testing.T) {
 	}
 	t.Setenv("PATH", bin)
 	file := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebPolicy)
-	args := []string{"policy", "validate", "-f", file, "--cluster-node-labels", "--dns-proxy", "--allow-unknown-fields"}
+	args := []string{
+		"policy", "validate", "-f", file, "--cluster-node-labels", "--dns-proxy=false", "--allow-unknown-fields",
+	}
 	var out, errOut bytes.Buffer
 	if code := invocation.Run(args, &out, &errOut, Command); code != 0 {
 		t.Errorf("exit code %d\n%s%s", code, out.String(), errOut.String())

@@ -67,8 +67,8 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 			if nodeLabels {
 				flags = append(flags, "--cluster-node-labels")
 			}
-			if dnsProxy {
-				flags = append(flags, "--dns-proxy")
+			if !dnsProxy {
+				flags = append(flags, "--dns-proxy=false")
 			}
 			return validate(cmd.Context(), inv, docs, broken, namespace, flags, names)
 		},
@@ -78,7 +78,7 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 	f.StringArrayVarP(&files, "filename", "f", nil, "file, directory or - for standard input; may be repeated")
 	f.BoolVar(&nodeLabels, "cluster-node-labels", false,
 		"the nodes have the setting cluster.nodeLabels, which the Kubernetes manifests set")
-	f.BoolVar(&dnsProxy, "dns-proxy", false, "the nodes have the setting dns.proxy, so sluice-dns evaluates DNS rules")
+	f.BoolVar(&dnsProxy, "dns-proxy", true, "the nodes have the setting dns.proxy, so sluice-dns evaluates DNS rules")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
 	f.BoolVar(&names.strict, "strict", false, "fail if no DNS rule selects the pods of a toFQDNs list")
 	f.BoolVar(&names.againstNode, "against-node", false,

@@ -140,7 +140,9 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_SHARES_UNLABELLED" (dig "shares" "unlabelled" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_SHARES_SYSTEM_NAMESPACES" (dig "shares" "systemNamespaces" nil $.Values.shared)) }}
+{{- if $.Values.features.dns }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_DNS_PROXY" (dig "dns" "proxy" nil $.Values.shared)) }}
+{{- end }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_DNS_AWAY" (dig "dns" "away" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_NAMES_MAX" (dig "names" "max" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_NAMES_ADDRESSES" (dig "names" "addresses" nil $own)) }}
@@ -236,7 +238,9 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHARES_UNLABELLED" (dig "shares" "unlabelled" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHARES_SYSTEM_NAMESPACES" (dig "shares" "systemNamespaces" nil $.Values.shared)) }}
+{{- if $.Values.features.dns }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_DNS_PROXY" (dig "dns" "proxy" nil $.Values.shared)) }}
+{{- end }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_LOG_LEVEL" (dig "log" "level" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_METRICS_PPROF" (dig "metrics" "pprof" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_RUNTIME_MEMORY_LIMIT" (dig "runtime" "memoryLimit" nil $own)) }}

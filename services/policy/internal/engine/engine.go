@@ -55,6 +55,9 @@ type Config struct {
 	Tenant func(namespace string) (shares.Tenant, int)
 	// IdentityClasses is the number of identity classes that tenants divide. 0 means the constant IdentityClasses.
 	IdentityClasses int
+	// WithoutDNSProxy leaves the rule sets of DNS redirects out of tables. A DNS proxy that runs nevertheless then gets
+	// no packets: the kernel drops what such rules redirect.
+	WithoutDNSProxy bool
 	// PassWithoutDNSProxy lets DNS queries that a rule redirects pass while the DNS proxy does not run. Otherwise only
 	// queries that rules for every name redirect pass then.
 	PassWithoutDNSProxy bool

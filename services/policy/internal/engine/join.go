@@ -131,7 +131,7 @@ func (e *Engine) addJoints() {
 func (e *Engine) nameSets(l *live) {
 	for i := range l.table.Rules {
 		set := l.program.Set(uint16(i + 1)) //nolint:gosec // at most table.MaxRules
-		if set == nil {
+		if set == nil || e.config.WithoutDNSProxy && l.table.Rules[i].Proxy == policytable.ProxyDNS {
 			continue
 		}
 		e.redirecting[l] = struct{}{}
@@ -231,7 +231,7 @@ func (e *Engine) payer(s *subject) (t shares.Tenant) {
 // structure returns the hash by which a subscriber recognises the table in another run: of the program, of its joint
 // rules, of the numbers of its rule sets, and of what passes without the proxy.
 func (l *live) structure() [32]byte {
-	if len(l.named) == 0 {
+	if len(l.named) == 0 && len(l.unions) == 0 {
 		return l.program.Hash
 	}
 	h := sha256.New()

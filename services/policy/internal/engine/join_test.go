@@ -300,6 +300,27 @@ func TestOnlyQueriesForEveryNamePassWithoutTheProxy(t *testing.T) {
 	}
 }
 
+// TestWithoutDNSProxyTablesNameNoSet: a DNS proxy that runs nevertheless must not evaluate rules that this service
+// reports as not enforced.
+func TestWithoutDNSProxyTablesNameNoSet(t *testing.T) {
+	const subject = identity.MinCluster
+	for _, without := range []bool{false, true} {
+		sets := ruleset.New(ruleset.Config{})
+		e := New(Config{RuleSets: sets, WithoutDNSProxy: without, PassWithoutDNSProxy: true})
+		apply(t, e, Change{
+			AddIdentities: []peer.Identity{labelled(t, subject, "a")}, AddSubjects: []identity.Numeric{subject},
+			UpsertPolicies: []policy.Object{asks(t, "a", "p", "x", "a.example")},
+		})
+		r := e.subjects[subject].bound[policytable.Egress].table.Rules[0]
+		if r.Action != policytable.Redirect || (r.RuleSet == 0) != without || r.PassesWithoutProxy == without {
+			t.Errorf("without a proxy %t: %+v", without, r)
+		}
+		if n := len(sets.Usage()[0].Tenants); n > 0 == without {
+			t.Errorf("without a proxy %t: %d tenants use rule sets", without, n)
+		}
+	}
+}
+
 // TestUnionsTakeBoundedMemory: two policies of one megabyte would make a thousand unions of one megabyte each. Only
 // unions within the share of their tenant are built; at other ports the first policy applies alone. Another tenant gets
 // its union.

@@ -79,6 +79,8 @@ type row struct {
 	// More fields of the object, in YAML. An object with this field must also have the fields in beside. The fields
 	// in instead replace a refused field.
 	beside, instead string
+	// outer replaces beside of the enclosing field.
+	outer string
 }
 
 // Of returns the fields of a kind, parents before their children; nil for an unknown kind. If a field has no row, its

@@ -58,6 +58,7 @@ type absent struct{}
 // manifestWith returns a policy with the given value of a field, and with the required fields around it.
 func manifestWith(t *testing.T, f *Field, v any) string {
 	t.Helper()
+	outer := ""
 	for ; ; f = f.around {
 		object := map[string]any{}
 		add := func(text string) {
@@ -82,7 +83,8 @@ func manifestWith(t *testing.T, f *Field, v any) string {
 		if owner == "networkpolicy.ObjectMeta" {
 			add("name: " + nameOf(f.Kind))
 		}
-		add(f.row.beside)
+		add(cmp.Or(outer, f.row.beside))
+		outer = f.row.outer
 		name := f.field.Name
 		if _, gone := v.(absent); gone {
 			delete(object, name)
@@ -245,7 +247,7 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 	for _, f := range All() {
 		counts[f.Support]++
 		t.Run(f.Kind+"."+f.Path, func(t *testing.T) {
-			options := rule.Options{Cluster: "default", WithoutDNSProxy: true}
+			options := rule.Options{Cluster: "default", DNSOverUDP: true}
 			text := manifestWith(t, &f, f.example(t))
 			if f.Setting != "" {
 				if without := outcomeOf(text, options); !without.concerns(f.at()) {
@@ -339,11 +341,9 @@ func checkConverted(t *testing.T, f *Field, got outcome, text string) {
 				continue
 			}
 			found++
-			others := len(r.Peers.Selectors) + len(r.Peers.Networks) + len(r.Peers.Groups)
-			switch names := len(r.Peers.Names) > 0 && !r.Peers.Any && others == 0; {
+			switch {
 			case r.Action == policytable.Deny && r.Peers.Any && strings.HasPrefix(whole.row.becomes, deniesAll):
 			case r.Action == policytable.Redirect && whole.row.becomes == dropped:
-			case whole.row.becomes == learned && (names || strings.HasSuffix(r.Source.Path, ".domainNames")):
 			default:
 				t.Errorf("becomes a rule: %s\n%s", r.Content(), text)
 			}

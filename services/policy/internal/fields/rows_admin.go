@@ -4,7 +4,7 @@
 package fields
 
 const (
-	learned   = "the rule allows the addresses that LearnNames was called with; nothing is learned from DNS answers"
+	learned   = "addresses of answers over UDP, or given to LearnNames; answers over TCP, or in audit mode, teach nothing"
 	forEgress = "only egress rules may have it"
 	aNodes    = "Nodes, selected by the labels of their Node objects. " + unknownLabels
 	onePeer   = "{namespaces: {}}"
@@ -129,7 +129,6 @@ var adminRows = map[string]row{
 		example: "[10.9.8.0/24]", other: "[10.9.7.0/24]",
 	},
 	"adminpolicy.EgressPeer.domainNames": {
-		support: Converted,
 		becomes: learned,
 		about:   "DNS names, or patterns such as *.example.com, at most 25; only with action Accept.",
 		example: "[a.example.com]",
@@ -297,7 +296,6 @@ var oldAdminRows = map[string]row{
 		example: "[10.9.8.0/24]",
 	},
 	"adminpolicy.OldPeer.domainNames": {
-		support: Converted,
 		becomes: learned,
 		about:   "DNS names, or patterns such as *.example.com, at most 25; only with action Allow.",
 		example: "[a.example.com]",

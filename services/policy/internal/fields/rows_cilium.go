@@ -8,7 +8,10 @@ const (
 	deniesAll     = "the rule denies all peers, on the ports that it names"
 	dropped       = "packets that match are redirected to no proxy, and dropped"
 	cNodes        = "Other nodes, selected by the labels of their Node objects. " + unknownLabels
-	port80        = "ports: [{port: '80', protocol: TCP}]"
+	overUDP       = "DNS over UDP only: over TCP, the pattern * lets every name pass and teaches nothing, and other lists drop " +
+		"(no-proxy); audit mode bypasses the proxy"
+	port53 = "ports: [{port: '53', protocol: UDP}]"
+	port80 = "ports: [{port: '80', protocol: TCP}]"
 )
 
 // entities lists the values of fromEntities and toEntities.
@@ -207,9 +210,8 @@ var ciliumRows = map[string]row{
 		example: "[{aws: {securityGroupsIds: [x]}}]",
 	},
 	"cilium.EgressRule.toFQDNs": {
-		support: Converted,
 		becomes: learned,
-		about:   "DNS names and patterns. With the setting dns.proxy, addresses are learned from DNS answers.",
+		about:   "DNS names and patterns. Without the setting dns.proxy, only LearnNames adds addresses.",
 		example: "[{matchName: a.example.com}]",
 	},
 	"cilium.EgressRule.toPorts": {
@@ -283,11 +285,10 @@ var ciliumRows = map[string]row{
 		about:    "Labels of the services.",
 		example:  "{matchLabels: {a: b}}",
 	},
-	"cilium.FQDN.matchName": {about: "A DNS name.", example: "a.example.com"},
-	"cilium.FQDN.matchPattern": {
-		about:   "A pattern: * matches any part of one label, **. at the start one or more labels, and * alone every name.",
-		example: "'*.example.com'",
-	},
+	"cilium.FQDN.matchName@toFQDNs":    named(learned),
+	"cilium.FQDN.matchName@dns":        named(overUDP),
+	"cilium.FQDN.matchPattern@toFQDNs": pattern(learned),
+	"cilium.FQDN.matchPattern@dns":     pattern(overUDP),
 	"cilium.PortRule.ports": {
 		about:   "Ports.",
 		example: "[{port: '80', protocol: TCP}]",
@@ -308,7 +309,12 @@ var ciliumRows = map[string]row{
 		beside:  port80,
 		example: "{envoyConfig: {name: x}, name: y}",
 	},
-	"cilium.PortRule.rules": proxied("Requests that are allowed; http or dns.", "{http: [{path: /}]}"),
+	"cilium.PortRule.rules@ingress": proxied("Requests that are allowed.", "{http: [{path: /}]}"),
+	"cilium.PortRule.rules@egress": {
+		about:   "Requests that are allowed; http or dns.",
+		beside:  port53,
+		example: "{dns: [{matchName: a.example.com}]}",
+	},
 	"cilium.PortDenyRule.ports": {
 		about:   "Ports.",
 		example: "[{port: '80', protocol: TCP}]",
@@ -378,10 +384,16 @@ var ciliumRows = map[string]row{
 		example: "CiliumEnvoyConfig",
 	},
 	"cilium.EnvoyConfig.name": {required: true, about: "Name of the configuration.", example: "x"},
-	"cilium.L7Rules.http":     {about: "HTTP requests.", example: "[{path: /}]"},
+	"cilium.L7Rules.http": {
+		support: Converted,
+		becomes: dropped,
+		about:   "HTTP requests.",
+		outer:   port80,
+		example: "[{path: /}]",
+	},
 	"cilium.L7Rules.dns": {
-		about: "DNS queries. If a matchPattern is *, the ports are allowed without a proxy. " +
-			"With the setting dns.proxy, sluice-dns evaluates queries over UDP.",
+		becomes: overUDP,
+		about:   "DNS queries. Without the setting dns.proxy, a list with the pattern * allows its ports, and others drop.",
 		example: "[{matchName: a.example.com}]",
 	},
 	"cilium.L7Rules.dns@ingress": {
@@ -434,6 +446,18 @@ var ciliumRows = map[string]row{
 		example:  "[10.9.8.0/24]",
 		other:    "[]",
 	},
+}
+
+func named(becomes string) row {
+	return row{becomes: becomes, about: "A DNS name.", example: "a.example.com"}
+}
+
+func pattern(becomes string) row {
+	return row{
+		becomes: becomes,
+		about:   "A pattern: * matches any part of one label, **. at the start one or more labels, and * alone every name.",
+		example: "'*.example.com'",
+	}
 }
 
 // proxied returns the row of a field that would need a proxy.

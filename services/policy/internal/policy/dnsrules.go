@@ -60,7 +60,7 @@ func (d *DNSRules) WithNotes(o *Object, notes manifest.Notes) manifest.Notes {
 				out, cloned = slices.Clone(notes), true
 			}
 			out.Add(manifest.NoteNoDNSRule, s.Names,
-				"no DNS rule selects these pods, so a DNS proxy would not see their queries; add to egress: %s", dnsRule)
+				"no DNS rule selects these pods, so sluice-dns does not see their queries; add to egress: %s", dnsRule)
 		}
 	}
 	return out

@@ -308,15 +308,20 @@ func TestWithoutDNSProxyTablesNameNoSet(t *testing.T) {
 		sets := ruleset.New(ruleset.Config{})
 		e := New(Config{RuleSets: sets, WithoutDNSProxy: without, PassWithoutDNSProxy: true})
 		apply(t, e, Change{
-			AddIdentities: []peer.Identity{labelled(t, subject, "a")}, AddSubjects: []identity.Numeric{subject},
-			UpsertPolicies: []policy.Object{asks(t, "a", "p", "x", "a.example")},
+			AddIdentities:  []peer.Identity{labelled(t, subject, "a"), labelled(t, subject+1, "b", "x")},
+			AddSubjects:    []identity.Numeric{subject},
+			UpsertPolicies: []policy.Object{asks(t, "a", "p", "x", "a.example"), asks(t, "a", "q", "x", "b.example")},
 		})
-		r := e.subjects[subject].bound[policytable.Egress].table.Rules[0]
+		l := e.subjects[subject].bound[policytable.Egress]
+		if len(l.unions) == 0 || l.structure() == l.program.Hash {
+			t.Errorf("without a proxy %t: %d unions, and a structure of the program alone", without, len(l.unions))
+		}
+		r := l.table.Rules[0]
 		if r.Action != policytable.Redirect || (r.RuleSet == 0) != without || r.PassesWithoutProxy == without {
 			t.Errorf("without a proxy %t: %+v", without, r)
 		}
-		if n := len(sets.Usage()[0].Tenants); n > 0 == without {
-			t.Errorf("without a proxy %t: %d tenants use rule sets", without, n)
+		if n := sets.Number(l.program.Set(1).Digest()); (n == 0) != without {
+			t.Errorf("without a proxy %t: the set has the number %d", without, n)
 		}
 	}
 }

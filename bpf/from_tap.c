@@ -94,8 +94,8 @@ static __always_inline enum sl_reason deliver_answer(struct __sk_buff *skb, stru
 		/* the entry was evicted just now */
 		return reason == SL_REASON_CONNECTION_INVALID ? SL_REASON_PROXY_FORGED : reason;
 	dst = endpoint_at(p->dst_slot);
-	/* Only a packet of the proxy itself can be too big. If no rule redirects the connection now,
-	 * the proxy has no part in it.
+	/* Only a packet of the proxy itself can be too big. If no rule redirects the connection
+	 * now, the proxy has no part in it.
 	 */
 	if (!dst || !p->egress.redirects || skb->len - ETH_HLEN > dst->mtu)
 		return SL_REASON_PROXY_FORGED;

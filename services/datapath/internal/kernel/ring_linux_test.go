@@ -104,7 +104,8 @@ func TestKernelRingLeavesALaterConnectionOfTheSameEnds(t *testing.T) {
 	others := 0
 	other := func() {
 		t.Helper()
-		begin(netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(others >> 14), byte(others >> 6)}), uint16(2000+others&0x3f)))
+		src := netip.AddrFrom4([4]byte{198, 18, byte(others >> 14), byte(others >> 6)})
+		begin(netip.AddrPortFrom(src, uint16(2000+others&0x3f)))
 		others++
 	}
 

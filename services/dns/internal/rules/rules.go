@@ -161,8 +161,8 @@ func (r *Rules) Decide(tag Tag, name string) Decision {
 	return Decision{Verdict: Allowed}
 }
 
-// AllowEvery reports whether the sets of a connection are known and allow every query. Packets of such a connection pass
-// without this process while it does not run.
+// AllowEvery reports whether the sets of a connection are known and allow every query. Packets of such a connection
+// pass without this process while it does not run.
 func (r *Rules) AllowEvery(tag Tag) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

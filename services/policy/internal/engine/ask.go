@@ -35,8 +35,8 @@ func (e *Engine) Draft() Draft {
 	for _, p := range e.peers {
 		d.change.AddIdentities = append(d.change.AddIdentities, p.id)
 	}
-	for name, addrs := range e.names {
-		d.change.Learn = append(d.change.Learn, Name{name, slices.Collect(maps.Keys(addrs))})
+	for name, l := range e.learned.byName {
+		d.change.Learn = append(d.change.Learn, Name{name, slices.Clone(l.addrs)})
 	}
 	for a, n := range e.located {
 		d.change.Locate = append(d.change.Locate, Location{a, n})

@@ -132,8 +132,7 @@ type Engine struct {
 	subjects map[identity.Numeric]*subject
 	local    map[string]map[*subject]struct{} // subjects by namespace
 	tables   map[compile.Hash]*live
-	names    map[string]map[netip.Addr]struct{}
-	namesOf  map[netip.Addr]map[string]struct{}
+	learned  learned
 	located  map[netip.Addr]identity.Numeric
 	placesOf map[identity.Numeric]map[netip.Addr]struct{} // addresses of each identity in located
 	// peers that count as unknown because a table has no capacity for their row
@@ -174,8 +173,7 @@ func New(config Config) *Engine {
 		subjects:    make(map[identity.Numeric]*subject),
 		local:       make(map[string]map[*subject]struct{}),
 		tables:      make(map[compile.Hash]*live),
-		names:       make(map[string]map[netip.Addr]struct{}),
-		namesOf:     make(map[netip.Addr]map[string]struct{}),
+		learned:     newLearned(),
 		located:     make(map[netip.Addr]identity.Numeric),
 		placesOf:    make(map[identity.Numeric]map[netip.Addr]struct{}),
 		waiting:     make(map[*member]struct{}),
@@ -454,25 +452,17 @@ func (e *Engine) applyNames(c Change) stale {
 	for _, n := range c.Forget {
 		name := dnsname.Canonical(n.Name)
 		for _, a := range n.Addrs {
-			a = a.Unmap()
-			if _, ok := e.names[name][a]; !ok {
-				continue
+			if a = a.Unmap(); e.learned.remove(name, a) {
+				changed(name, a)
 			}
-			exclude(e.names, name, a)
-			exclude(e.namesOf, a, name)
-			changed(name, a)
 		}
 	}
 	for _, n := range c.Learn {
 		name := dnsname.Canonical(n.Name)
 		for _, a := range n.Addrs {
-			a = a.Unmap()
-			if _, ok := e.names[name][a]; ok {
-				continue
+			if a = a.Unmap(); e.learned.add(name, a) {
+				changed(name, a)
 			}
-			include(e.names, name, a)
-			include(e.namesOf, a, name)
-			changed(name, a)
 		}
 	}
 	moved := make(map[netip.Addr]struct{})

@@ -314,11 +314,13 @@ func (e *Engine) rowsOf(l *live) []row {
 func (e *Engine) places(l *live) []compile.Place {
 	addrs := make(map[netip.Addr]struct{})
 	if len(l.program.Names()) > 0 {
-		for name, list := range e.names {
+		for name, n := range e.learned.byName {
 			if !l.program.Wants(name) {
 				continue
 			}
-			maps.Copy(addrs, list)
+			for _, a := range n.addrs {
+				addrs[a] = struct{}{}
+			}
 		}
 	}
 	if l.program.NeedsPodAddresses() {
@@ -340,7 +342,7 @@ func (e *Engine) places(l *live) []compile.Place {
 func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 	p := compile.Place{Addr: a}
 	if len(l.program.Names()) > 0 {
-		p.Names = slices.Collect(maps.Keys(e.namesOf[a]))
+		p.Names = e.learned.names(a)
 	}
 	if l.program.NeedsPodAddresses() {
 		if owner := e.peers[e.located[a]]; owner != nil {

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package engine
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// learned holds the learned DNS names and their addresses, for lookups in both directions. A node may have hundreds of
+// thousands of addresses, so each direction has slices instead of small maps, which would take four times the memory.
+type learned struct {
+	byName map[string]*learnedName
+	// first holds one name of each address, and further its other names. Few addresses have several names.
+	first   map[netip.Addr]*learnedName
+	further map[netip.Addr][]*learnedName
+}
+
+type learnedName struct {
+	text  string
+	addrs []netip.Addr // sorted
+}
+
+func newLearned() learned {
+	return learned{
+		byName: make(map[string]*learnedName), first: make(map[netip.Addr]*learnedName),
+		further: make(map[netip.Addr][]*learnedName),
+	}
+}
+
+// add adds an address to a name. It reports whether the name did not have it before.
+func (l *learned) add(name string, a netip.Addr) bool {
+	n := l.byName[name]
+	if n == nil {
+		n = &learnedName{text: name}
+		l.byName[name] = n
+	}
+	i, known := slices.BinarySearchFunc(n.addrs, a, netip.Addr.Compare)
+	if known {
+		return false
+	}
+	n.addrs = slices.Insert(n.addrs, i, a)
+	if l.first[a] == nil {
+		l.first[a] = n
+	} else {
+		l.further[a] = append(l.further[a], n)
+	}
+	return true
+}
+
+// remove removes an address from a name, and the name with its last address. It reports whether the name had the
+// address.
+func (l *learned) remove(name string, a netip.Addr) bool {
+	n := l.byName[name]
+	if n == nil {
+		return false
+	}
+	i, known := slices.BinarySearchFunc(n.addrs, a, netip.Addr.Compare)
+	if !known {
+		return false
+	}
+	if n.addrs = without(n.addrs, i); n.addrs == nil {
+		delete(l.byName, name)
+	}
+	further := l.further[a]
+	switch {
+	case l.first[a] != n:
+		further = without(further, slices.Index(further, n))
+	case further == nil:
+		delete(l.first, a)
+		return true
+	default:
+		last := len(further) - 1
+		l.first[a] = further[last]
+		further = without(further, last)
+	}
+	if further == nil {
+		delete(l.further, a)
+	} else {
+		l.further[a] = further
+	}
+	return true
+}
+
+// without returns a slice without one of its elements; nil if there is no other. It frees memory when few elements are
+// left, because otherwise the memory of all names could grow to the largest number of addresses that each of them had.
+func without[E any](s []E, i int) []E {
+	switch s = slices.Delete(s, i, i+1); {
+	case len(s) == 0:
+		return nil
+	case len(s) <= cap(s)/4:
+		return append(make([]E, 0, 2*len(s)), s...)
+	}
+	return s
+}
+
+// names returns the names of an address.
+func (l *learned) names(a netip.Addr) []string {
+	n := l.first[a]
+	if n == nil {
+		return nil
+	}
+	further := l.further[a]
+	out := make([]string, 0, 1+len(further))
+	out = append(out, n.text)
+	for _, n := range further {
+		out = append(out, n.text)
+	}
+	return out
+}

@@ -116,7 +116,7 @@ func (t *Table) copyOf(n *name) Name {
 }
 
 func (t *Table) asker(endpoint uint32) Asker {
-	return Asker{Endpoint: endpoint, Tenant: t.shares.accounts[endpoint].tenant}
+	return Asker{Endpoint: endpoint, Tenant: t.shares.Tenant(endpoint)}
 }
 
 // Refusals returns the addresses of a name that were not learned lately, latest first, unless the table has them now.
@@ -195,11 +195,11 @@ type Share struct {
 func (t *Table) Shares() []Share {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := make([]Share, 0, len(t.shares.accounts))
-	for e, acc := range t.shares.accounts {
+	var out []Share
+	for e := range t.shares.All() {
 		out = append(out, Share{
-			Asker: t.asker(e), Names: acc.used[ofNames], Addresses: acc.used[ofAddresses],
-			NamesGuarantee: t.shares.guarantee(e, ofNames), AddressesGuarantee: t.shares.guarantee(e, ofAddresses),
+			Asker: t.asker(e), Names: t.shares.Used(e, ofNames), Addresses: t.shares.Used(e, ofAddresses),
+			NamesGuarantee: t.shares.Guarantee(e, ofNames), AddressesGuarantee: t.shares.Guarantee(e, ofAddresses),
 		})
 	}
 	slices.SortFunc(out, func(a, b Share) int { return int(int64(a.Endpoint) - int64(b.Endpoint)) })
@@ -260,8 +260,8 @@ func (t *Table) Restore(records []Name, now time.Time) (omitted int) {
 			if left <= 0 {
 				continue // the change is stored below: the name is written without it
 			}
-			if len(n.entries) >= MaxPerName || t.shares.total[ofAddresses] >= t.limits.Addresses ||
-				t.shares.total[ofNames] >= t.limits.Names || t.exclusions.Reason(e.Addr) != Learned {
+			if len(n.entries) >= MaxPerName || t.shares.Missing(ofAddresses, 1) > 0 || t.shares.Missing(ofNames, 1) > 0 ||
+				t.exclusions.Reason(e.Addr) != Learned {
 				omitted++
 				continue
 			}
@@ -270,8 +270,7 @@ func (t *Table) Restore(records []Name, now time.Time) (omitted int) {
 			if known {
 				continue
 			}
-			t.shares.open(e.Payer)
-			t.shares.charge(e.Payer.Endpoint, ofAddresses, 1)
+			t.restorePayer(e.Payer, ofAddresses)
 			n.entries = slices.Insert(n.entries, i, entry{
 				addr: key, payer: e.Payer.Endpoint, expires: t.at(now) + uint32((left+time.Second-1)/time.Second),
 			})
@@ -282,11 +281,17 @@ func (t *Table) Restore(records []Name, now time.Time) (omitted int) {
 		if len(n.entries) == 0 {
 			continue
 		}
-		t.shares.open(r.Payer)
-		t.shares.charge(r.Payer.Endpoint, ofNames, 1)
+		t.restorePayer(r.Payer, ofNames)
 		t.names[r.Name] = n
 		t.noteChain(n, r.Chain)
 		t.order(n)
 	}
 	return omitted
+}
+
+// restorePayer makes a pod pay for one stored name or address.
+func (t *Table) restorePayer(by Asker, limit int) {
+	t.shares.Open(by.Endpoint, by.Tenant)
+	t.shares.Charge(by.Endpoint, limit, 1)
+	t.shares.Close(by.Endpoint)
 }

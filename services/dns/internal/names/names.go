@@ -21,6 +21,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/sluice-net/sluice/model/podshares"
 )
 
 // Limits of the TTL of a learned address, as in sluice-policy.
@@ -43,6 +45,21 @@ type Limits struct {
 	Names     int
 	Addresses int // of all names together
 }
+
+// Asker is the pod whose query was answered, and pays for what the answer teaches.
+type Asker struct {
+	Endpoint uint32 // number of the endpoint on this node; not 0
+	Tenant   string // of its namespace, as package shares writes it
+}
+
+// unpaid is the endpoint that pays for what pods taught that do not exist any more, and for what root taught.
+const unpaid = 0
+
+// The limits that pods share, as package podshares numbers them.
+const (
+	ofNames = iota
+	ofAddresses
+)
 
 // Address is an address in an answer.
 type Address struct {
@@ -69,15 +86,14 @@ type Result struct {
 
 // Table holds names and their addresses. It is safe for concurrent use.
 type Table struct {
-	limits Limits
-	base   time.Time // times in the table are whole seconds after it, by the monotonic clock
+	base time.Time // times in the table are whole seconds after it, by the monotonic clock
 
 	mu         sync.Mutex
-	exclusions *Exclusions      // guarded by mu
-	names      map[string]*name // guarded by mu
-	expiring   expiring         // guarded by mu
-	shares     shares           // guarded by mu
-	refusals   refusals         // guarded by mu
+	exclusions *Exclusions         // guarded by mu
+	names      map[string]*name    // guarded by mu
+	expiring   expiring            // guarded by mu
+	shares     *podshares.Accounts // guarded by mu
+	refusals   refusals            // guarded by mu
 	// changed contains the names that TakeChanges has not returned, and whether the file may have them. Names that came
 	// and went meanwhile are not in it: while nothing can be written, it must not grow beyond the names of the table and
 	// of the file.
@@ -106,7 +122,7 @@ type entry struct {
 // New returns an empty table.
 func New(l Limits, now time.Time) *Table {
 	return &Table{
-		limits: l, base: now, names: make(map[string]*name), shares: newShares(l.Names, l.Addresses),
+		base: now, names: make(map[string]*name), shares: podshares.New(unpaid, l.Names, l.Addresses),
 		changed: make(map[string]bool),
 	}
 }
@@ -124,7 +140,7 @@ func bound(ttl time.Duration) time.Duration { return min(max(ttl, MinTTL), MaxTT
 func (t *Table) Len() (names, addresses int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.shares.total[ofNames], t.shares.total[ofAddresses]
+	return t.shares.Total(ofNames), t.shares.Total(ofAddresses)
 }
 
 // Learn stores the addresses of an answer to a query of a pod. chain are the targets of the CNAME records from the name
@@ -138,8 +154,8 @@ func (t *Table) Learn(by Asker, text string, chain []string, addrs []Address, no
 	if n == nil && len(addrs) == 0 {
 		return out
 	}
-	acc := t.shares.open(by)
-	acc.held = true
+	t.shares.Open(by.Endpoint, by.Tenant)
+	defer t.shares.Close(by.Endpoint)
 	second := t.at(now)
 	for _, a := range addrs {
 		a.Addr = a.Addr.Unmap()
@@ -160,8 +176,6 @@ func (t *Table) Learn(by Asker, text string, chain []string, addrs []Address, no
 			n.dirty = false
 		}
 	}
-	acc.held = false
-	t.shares.close(by.Endpoint)
 	return out
 }
 
@@ -191,7 +205,7 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 		}
 		i, _ = n.find(key)
 		n.entries = slices.Insert(n.entries, i, entry{addr: key, payer: by.Endpoint})
-		t.shares.charge(by.Endpoint, ofAddresses, 1)
+		t.shares.Charge(by.Endpoint, ofAddresses, 1)
 	}
 	e := &n.entries[i]
 	t.pay(by.Endpoint, n, e)
@@ -209,7 +223,7 @@ func (t *Table) create(by Asker, text string) *name {
 	text = strings.Clone(text) // the caller may have it in a buffer
 	n := &name{text: text, payer: by.Endpoint, index: -1, filed: t.changed[text]}
 	t.names[text] = n
-	t.shares.charge(by.Endpoint, ofNames, 1)
+	t.shares.Charge(by.Endpoint, ofNames, 1)
 	return n
 }
 
@@ -224,44 +238,37 @@ func (t *Table) kept(n *name) *name {
 // pay charges an address and its name to another pod that uses them, if they fit into that pod's guarantee. So a name
 // that quiet pods use is not lost because the pod that asked first asks for too much.
 func (t *Table) pay(endpoint uint32, n *name, e *entry) {
-	if e.payer != endpoint && t.shares.within(endpoint, ofAddresses) {
+	if e.payer != endpoint && t.shares.Within(endpoint, ofAddresses, 1) {
 		t.move(&e.payer, endpoint, ofAddresses)
 		n.dirty = true
 	}
-	if n.payer != endpoint && t.shares.within(endpoint, ofNames) {
+	if n.payer != endpoint && t.shares.Within(endpoint, ofNames, 1) {
 		t.move(&n.payer, endpoint, ofNames)
 		n.dirty = true
 	}
 }
 
 func (t *Table) move(payer *uint32, to uint32, bound int) {
-	from := *payer
-	t.shares.charge(from, bound, -1)
-	t.shares.charge(to, bound, 1)
+	t.shares.Move(*payer, to, bound)
 	*payer = to
-	t.shares.close(from)
 }
 
 // admit reports whether an endpoint may add a name or an address, and frees the capacity for it.
 func (t *Table) admit(endpoint uint32, bound int, now uint32, out *Result) bool {
-	if !t.shares.admits(endpoint, bound) {
+	if !t.shares.Admits(endpoint, bound, 1) {
 		return false
 	}
-	if t.shares.total[bound] < t.shares.max[bound] {
+	if t.shares.Missing(bound, 1) == 0 {
 		return true
 	}
 	// The endpoint is within its guarantee, so another one is above its own.
 	return t.evict(bound, now, out)
 }
 
-// evictions is the part of a bound that is evicted at a time, so that the search for what ends first is rare.
-const evictions = 1024
-
 // evict removes what ends first of the endpoint that is furthest above its guarantee.
 func (t *Table) evict(bound int, now uint32, out *Result) bool {
-	victim, above := t.shares.furthest(bound)
-	count := min(above, max(1, t.shares.max[bound]/evictions))
-	if count <= 0 {
+	victim, count := t.shares.Victim(bound, 1)
+	if count == 0 {
 		return false
 	}
 	var least soonest
@@ -340,7 +347,7 @@ func (t *Table) remove(n *name, i int, now uint32, out *Result) {
 	if out != nil && e.enforced > now {
 		out.Evicted = append(out.Evicted, Pair{n.text, addrOf(e.addr)})
 	}
-	t.shares.charge(e.payer, ofAddresses, -1)
+	t.shares.Charge(e.payer, ofAddresses, -1)
 	n.entries = slices.Delete(n.entries, i, i+1)
 	t.change(n)
 	if len(n.entries) == 0 {
@@ -348,10 +355,8 @@ func (t *Table) remove(n *name, i int, now uint32, out *Result) {
 		if !n.filed {
 			delete(t.changed, n.text)
 		}
-		t.shares.charge(n.payer, ofNames, -1)
-		t.shares.close(n.payer)
+		t.shares.Charge(n.payer, ofNames, -1)
 	}
-	t.shares.close(e.payer)
 }
 
 // find returns the position of an address, or where it belongs.
@@ -490,7 +495,7 @@ func (t *Table) Exclude(x *Exclusions, now time.Time) []Pair {
 func (t *Table) Leave(endpoint uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.shares.accounts[endpoint] == nil || endpoint == unpaid {
+	if endpoint == unpaid || !t.shares.Has(endpoint) {
 		return
 	}
 	for _, n := range t.names {

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/model/podshares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/expiryqueue"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
@@ -55,7 +56,7 @@ type Table struct {
 	ending expiryqueue.Queue                   // names, ordered by the time when their first address ends
 	ended  expiryqueue.Queue                   // names, ordered by the time when their last address ends
 	payers map[string]*payers                  // by name
-	shares shares
+	shares *podshares.Accounts
 	// used is the time of the last reported connection to an address with an expired TTL. asked holds the addresses
 	// that Hold returned last; nil: Hold was never called.
 	used  map[netip.Addr]time.Time
@@ -66,7 +67,7 @@ type Table struct {
 func New(l Limits) *Table {
 	return &Table{
 		limits: l, names: make(map[string]map[netip.Addr]time.Time), used: make(map[netip.Addr]time.Time),
-		payers: make(map[string]*payers), shares: newShares(l.Names, l.Addresses),
+		payers: make(map[string]*payers), shares: podshares.New(unpaid, l.Names, l.Addresses),
 	}
 }
 
@@ -74,7 +75,7 @@ func New(l Limits) *Table {
 func (t *Table) Len() int { return len(t.names) }
 
 // Addresses returns the number of addresses of all names.
-func (t *Table) Addresses() int { return t.shares.total[ofAddresses] }
+func (t *Table) Addresses() int { return t.shares.Total(ofAddresses) }
 
 // maxPassedOver limits the names that one call visits in its search for expired addresses that it may remove.
 const maxPassedOver = 64
@@ -84,7 +85,8 @@ const maxPassedOver = 64
 func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time.Time) (
 	fresh []netip.Addr, gone []engine.Name, err error,
 ) {
-	t.shares.open(by)
+	t.shares.Open(by.Endpoint, by.Tenant)
+	defer t.shares.Close(by.Endpoint)
 	f := freeing{Table: t, by: by.Endpoint, seen: make(map[netip.Addr]bool), now: now}
 	known := t.names[name]
 	for _, a := range addrs {
@@ -105,26 +107,26 @@ func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time
 		f.freeExpired(ofNames, 1)
 	}
 	switch {
-	case t.names[name] == nil && !t.shares.admits(by.Endpoint, ofNames, 1):
+	case t.names[name] == nil && !t.shares.Admits(by.Endpoint, ofNames, 1):
 		err = t.exhausted(ofNames, "DNS names")
-	case n > 0 && !t.shares.admits(by.Endpoint, ofAddresses, n):
+	case n > 0 && !t.shares.Admits(by.Endpoint, ofAddresses, n):
 		err = t.exhausted(ofAddresses, "addresses of DNS names")
 	case !f.shrink(name, n):
 		err = fmt.Errorf("%s has %d valid addresses, the limit is %d", name, len(t.names[name]), maxPerName)
 	case !f.evict(ofAddresses, n) || t.names[name] == nil && !f.evict(ofNames, 1):
 		err = fmt.Errorf("%d DNS names have %d addresses, and none of them can be removed at present",
-			t.shares.total[ofNames], t.shares.total[ofAddresses])
+			t.shares.Total(ofNames), t.shares.Total(ofAddresses))
 	}
 	return fresh, f.gone, err
 }
 
 // exhausted returns the error for an asker that may take no more places.
 func (t *Table) exhausted(bound int, what string) error {
-	if total := t.shares.total[bound]; total < t.shares.max[bound] {
+	if total := t.shares.Total(bound); total < t.shares.Size(bound) {
 		return fmt.Errorf("the pod's share of the maximum of %d %s is used up; %d are in use",
-			t.shares.max[bound], what, total)
+			t.shares.Size(bound), what, total)
 	}
-	return fmt.Errorf("the maximum of %d %s is reached", t.shares.max[bound], what)
+	return fmt.Errorf("the maximum of %d %s is reached", t.shares.Size(bound), what)
 }
 
 // freeing is a call of FreeCapacity.
@@ -164,10 +166,10 @@ func (f *freeing) remove(name string, addrs []netip.Addr) {
 // freeExpired removes expired addresses, or names that have only such addresses, until the caller may take n more
 // places.
 func (f *freeing) freeExpired(bound, n int) {
-	full := func() bool { return !f.shares.admits(f.by, bound, n) }
+	full := func() bool { return !f.shares.Admits(f.by, bound, n) }
 	if bound == ofAddresses {
 		f.visit(&f.ending, f.endsFirst, full, func(name string) {
-			f.evictExpired(name, max(1, f.shares.total[ofAddresses]+n-f.limits.Addresses), f.spares)
+			f.evictExpired(name, max(1, f.shares.Missing(ofAddresses, n)), f.spares)
 		})
 		return
 	}
@@ -199,25 +201,18 @@ func (f *freeing) visit(
 	}
 }
 
-// evictions is the part of a bound that is evicted at a time, so that the search for what ends first is rare.
-const evictions = 1024
-
 // evict removes names or addresses until n more fit: of the endpoints that are furthest above their guarantees, first
 // what ends first. The caller may take n places, so others are above their guarantees if n do not fit.
 func (f *freeing) evict(bound, n int) (fits bool) {
-	for {
-		over := f.shares.total[bound] + n - f.shares.max[bound]
-		if over <= 0 {
-			return true
-		}
-		victim, above := f.shares.furthest(bound)
+	for f.shares.Missing(bound, n) > 0 {
+		victim, count := f.shares.Victim(bound, n)
 		all := f.paidBy(victim, bound)
-		count := min(above, max(over, f.shares.max[bound]/evictions), len(all))
-		if count == 0 {
+		all = all[:min(count, len(all))]
+		if len(all) == 0 {
 			return false
 		}
 		addrs := make(map[string][]netip.Addr)
-		for _, c := range all[:count] {
+		for _, c := range all {
 			if bound == ofNames {
 				addrs[c.name] = slices.Collect(maps.Keys(f.names[c.name]))
 			} else {
@@ -228,6 +223,7 @@ func (f *freeing) evict(bound, n int) (fits bool) {
 			f.remove(name, addrs[name])
 		}
 	}
+	return true
 }
 
 // paidBy returns the names or addresses for which an endpoint pays, ordered by the time when they end.
@@ -277,14 +273,14 @@ func (f *freeing) shrink(name string, n int) (fits bool) {
 	pods := make(map[string]int)
 	for e := range count {
 		if e != unpaid {
-			pods[f.shares.accounts[e].tenant]++
+			pods[f.shares.Tenant(e)]++
 		}
 	}
 	part := func(endpoint uint32) int {
 		if endpoint == unpaid {
 			return 0
 		}
-		return maxPerName / (len(pods) * pods[f.shares.accounts[endpoint].tenant])
+		return podshares.Part(maxPerName, len(pods), pods[f.shares.Tenant(endpoint)])
 	}
 	if count[f.by]+n > part(f.by) {
 		return false
@@ -314,7 +310,8 @@ func (f *freeing) shrink(name string, n int) (fits bool) {
 func (t *Table) Add(by Asker, name string, addrs []netip.Addr, ttl time.Duration, now time.Time) (
 	wake time.Time, changed bool,
 ) {
-	t.shares.open(by)
+	t.shares.Open(by.Endpoint, by.Tenant)
+	defer t.shares.Close(by.Endpoint)
 	until := now.Add(min(max(ttl, minTTL), MaxTTL))
 	known := t.names[name]
 	if known == nil {
@@ -325,13 +322,12 @@ func (t *Table) Add(by Asker, name string, addrs []netip.Addr, ttl time.Duration
 	for _, a := range addrs {
 		a = a.Unmap()
 		if _, ok := known[a]; !ok {
-			t.shares.charge(by.Endpoint, ofAddresses, 1)
+			t.shares.Charge(by.Endpoint, ofAddresses, 1)
 			p.set(a, by.Endpoint)
-		} else if e := p.of(a); e != by.Endpoint && t.shares.above(by.Endpoint, ofAddresses, 1) == 0 {
+		} else if e := p.of(a); e != by.Endpoint && t.shares.Within(by.Endpoint, ofAddresses, 1) {
 			// A pod within its guarantee pays for the addresses that it uses, so that they are not evicted because the
 			// pod that asked first asks for too much.
-			t.shares.charge(e, ofAddresses, -1)
-			t.shares.charge(by.Endpoint, ofAddresses, 1)
+			t.shares.Move(e, by.Endpoint, ofAddresses)
 			p.set(a, by.Endpoint)
 		}
 		if until.After(known[a]) {
@@ -339,9 +335,8 @@ func (t *Table) Add(by Asker, name string, addrs []netip.Addr, ttl time.Duration
 			changed = true
 		}
 	}
-	if p.name != by.Endpoint && t.shares.above(by.Endpoint, ofNames, 1) == 0 {
-		t.shares.charge(p.name, ofNames, -1)
-		t.shares.charge(by.Endpoint, ofNames, 1)
+	if p.name != by.Endpoint && t.shares.Within(by.Endpoint, ofNames, 1) {
+		t.shares.Move(p.name, by.Endpoint, ofNames)
 		p.rename(by.Endpoint, known)
 	}
 	t.noteTimes(name)
@@ -351,7 +346,7 @@ func (t *Table) Add(by Asker, name string, addrs []netip.Addr, ttl time.Duration
 // create adds a name for which an endpoint pays.
 func (t *Table) create(payer uint32, name string, addrs map[netip.Addr]time.Time) {
 	t.names[name], t.payers[name] = addrs, &payers{name: payer}
-	t.shares.charge(payer, ofNames, 1)
+	t.shares.Charge(payer, ofNames, 1)
 }
 
 // Restore adds a stored record. It returns the addresses of the name, and the time at which to call Expire.
@@ -373,7 +368,7 @@ func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake
 		learned.Addrs = append(learned.Addrs, addr)
 	}
 	t.create(unpaid, r.Name, known)
-	t.shares.charge(unpaid, ofAddresses, len(known))
+	t.shares.Charge(unpaid, ofAddresses, len(known))
 	t.noteTimes(r.Name)
 	if at, ok := t.endsFirst(r.Name); ok {
 		wake = at.Add(t.grace())
@@ -496,12 +491,12 @@ func (t *Table) noteTimes(name string) {
 func (t *Table) forget(name string, addrs []netip.Addr) engine.Name {
 	p := t.payers[name]
 	for _, a := range addrs {
-		t.shares.charge(p.of(a), ofAddresses, -1)
+		t.shares.Charge(p.of(a), ofAddresses, -1)
 		delete(t.names[name], a)
 		delete(p.others, a)
 	}
 	if len(t.names[name]) == 0 {
-		t.shares.charge(p.name, ofNames, -1)
+		t.shares.Charge(p.name, ofNames, -1)
 		delete(t.names, name)
 		delete(t.payers, name)
 	}

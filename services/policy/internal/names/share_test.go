@@ -194,17 +194,27 @@ func TestTheTableChargesWhatItHas(t *testing.T) {
 				step, c.Len(), count, c.Addresses(), len(c.told))
 		}
 		tenants := map[string]int{}
-		for e, acc := range c.shares.accounts {
-			if acc.used != used[e] {
-				t.Fatalf("step %d: endpoint %d is charged %v, and pays for %v", step, e, acc.used, used[e])
+		for e := range c.shares.All() {
+			charged := [2]int{c.shares.Used(e, ofNames), c.shares.Used(e, ofAddresses)}
+			if charged != used[e] || charged == [2]int{} && e != unpaid {
+				t.Fatalf("step %d: endpoint %d is charged %v, and pays for %v", step, e, charged, used[e])
 			}
 			delete(used, e)
 			if e != unpaid {
-				tenants[acc.tenant]++
+				tenants[c.shares.Tenant(e)]++
 			}
 		}
-		if len(used) > 0 || fmt.Sprint(tenants) != fmt.Sprint(c.shares.tenants) {
-			t.Fatalf("step %d: without an account: %v; tenants %v, want %v", step, used, c.shares.tenants, tenants)
+		if len(used) > 0 {
+			t.Fatalf("step %d: without an account: %v", step, used)
+		}
+		for e := range c.shares.All() {
+			want := 0
+			if e != unpaid {
+				want = 60 / 2 / len(tenants) / tenants[c.shares.Tenant(e)]
+			}
+			if got := c.shares.Guarantee(e, ofAddresses); got != want {
+				t.Fatalf("step %d: endpoint %d has a guarantee of %d addresses, want %d", step, e, got, want)
+			}
 		}
 	}
 	if refused < 1000 {

@@ -107,7 +107,7 @@ func TestTenantWithoutEntriesReducesNoGuarantee(t *testing.T) {
 	if n := a.Guarantee(2, 0); n != 4 {
 		t.Errorf("with two tenants, a pod has a guarantee of %d, want 4", n)
 	}
-	for a.Has(1) {
+	for range 15 {
 		a.Move(1, unpaid, 0)
 	}
 	if n := a.Guarantee(2, 0); n != 8 || a.Used(unpaid, 0) != 15 {
@@ -136,6 +136,21 @@ func TestEndpointWithAnotherTenantCountsThere(t *testing.T) {
 	if a.Close(2); a.Has(2) || a.Guarantee(1, 0) != 12 {
 		t.Errorf("after the request, endpoint 2 has an account: %t; the guarantee of endpoint 1 is %d, want 12",
 			a.Has(2), a.Guarantee(1, 0))
+	}
+}
+
+// TestVictimDependsOnTheEntriesAlone: of endpoints that are equally far above their guarantees, it is the first.
+func TestVictimDependsOnTheEntriesAlone(t *testing.T) {
+	a := New(unpaid, 48)
+	for e := range uint32(6) {
+		a.Open(1+e, "a")
+		a.Charge(1+e, 0, 8)
+		a.Close(1 + e)
+	}
+	for range 50 {
+		if e, n := a.Victim(0, 3); e != 1 || n != 3 {
+			t.Fatalf("endpoint %d must lose %d entries, want 3 of endpoint 1", e, n)
+		}
 	}
 }
 

@@ -194,7 +194,7 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 	}
 	i, known := n.find(key)
 	if !known {
-		if len(n.entries) >= MaxPerName {
+		if len(n.entries) >= MaxPerName && !t.yield(by.Endpoint, n, now, out) {
 			return n, NameFull
 		}
 		if !t.admit(by.Endpoint, ofAddresses, now, out) {
@@ -212,10 +212,43 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 	if until := now + ttl; until > e.expires {
 		e.expires, n.dirty = until, true
 	}
-	if e.enforced < now+ttl/2 {
+	if e.enforced < renewal(now, ttl) {
 		out.Enforce = append(out.Enforce, Address{a.Addr, bound(a.TTL)})
 	}
 	return n, Learned
+}
+
+// slack is the longest time, in seconds, by which an address may expire in sluice-policy before it does in a client.
+// sluice-policy keeps an address longer than its TTL, by names.grace.
+const slack = 300
+
+// renewal returns until when an address must be enforced, so that an answer with this TTL need not wait.
+func renewal(now, ttl uint32) uint32 { return now + ttl - min(ttl/2, slack) }
+
+// yield removes an address of a full name, so that a pod cannot take the name from others: of the pod that pays for
+// most of them, the address that expires first. It returns false if the asker pays for about as many.
+func (t *Table) yield(asker uint32, n *name, now uint32, out *Result) bool {
+	paid := make(map[uint32]int)
+	for i := range n.entries {
+		paid[n.entries[i].payer]++
+	}
+	most := asker
+	for payer, count := range paid {
+		if count > paid[most] || count == paid[most] && most != asker && payer < most {
+			most = payer
+		}
+	}
+	if paid[most] <= paid[asker]+1 {
+		return false
+	}
+	first := -1
+	for i := range n.entries {
+		if n.entries[i].payer == most && (first < 0 || n.entries[i].expires < n.entries[first].expires) {
+			first = i
+		}
+	}
+	t.remove(n, first, now, out)
+	return true
 }
 
 // create adds a name without addresses.
@@ -439,7 +472,7 @@ func (t *Table) Missing(text string, addrs []Address, now time.Time) (missing []
 	for _, a := range addrs {
 		key := a.Addr.Unmap().As16()
 		i, ok := n.find(key)
-		if ok && n.entries[i].enforced < second+uint32(bound(a.TTL)/time.Second)/2 {
+		if ok && n.entries[i].enforced < renewal(second, uint32(bound(a.TTL)/time.Second)) {
 			missing = append(missing, a)
 		}
 	}

@@ -205,6 +205,44 @@ func TestAddressesOfOneNameAreBounded(t *testing.T) {
 	}
 }
 
+// TestOnePodDoesNotTakeANameFromOthers: a pod with all addresses of a name gives up addresses for another pod, until
+// both have as many.
+func TestOnePodDoesNotTakeANameFromOthers(t *testing.T) {
+	c := newTable(10, 10*MaxPerName)
+	noisy, quiet := Asker{9, "namespace noisy"}, Asker{10, "namespace quiet"}
+	c.enforced("a.", c.learn(noisy, "a.", time.Minute, 0)) // expires first
+	for i := 1; i < MaxPerName; i++ {
+		c.learn(noisy, "a.", time.Hour, i)
+	}
+	r := c.learn(quiet, "a.", time.Hour, MaxPerName)
+	if len(r.Enforce) != 1 || len(r.Evicted) != 1 || r.Evicted[0].Addr != addr(0) {
+		t.Errorf("%+v, want the address of the quiet pod in place of the one that expires first", r)
+	}
+	learned := 1
+	for i := range MaxPerName {
+		if c.learn(quiet, "a.", time.Hour, 2*MaxPerName+i).Refused == 0 {
+			learned++
+		}
+	}
+	if _, n := c.Len(); n != MaxPerName || learned != MaxPerName/2 {
+		t.Errorf("%d addresses, of which the second pod learned %d, want half", n, learned)
+	}
+}
+
+// TestLongAnswersAreTaughtAgainInTime: clients keep an address for its whole TTL, and sluice-policy must do so, too.
+func TestLongAnswersAreTaughtAgainInTime(t *testing.T) {
+	c := newTable(10, 10)
+	c.enforced("a.", c.learn(web, "a.", 2*time.Hour, 1))
+	c.after(4 * time.Minute)
+	if r := c.learn(web, "a.", 2*time.Hour, 1); len(r.Enforce) != 0 {
+		t.Errorf("after 4 minutes: %+v", r)
+	}
+	c.after(2 * time.Minute)
+	if r := c.learn(web, "a.", 2*time.Hour, 1); len(r.Enforce) != 1 {
+		t.Errorf("6 minutes of the TTL would not be enforced: %+v", r)
+	}
+}
+
 // TestPodAboveItsGuaranteeIsRefusedFirst fills the table by one pod, and then by others.
 func TestPodAboveItsGuaranteeIsRefusedFirst(t *testing.T) {
 	for what, limit := range map[string][2]int{"names": {64, 1000}, "addresses": {1000, 64}} {

@@ -29,7 +29,7 @@ import (
 // moving are the maps that change without a call: pods' own packets are counted, and the collector marks connections.
 var moving = []string{
 	"sl_metrics", "sl_limits", "sl_rate", "sl_ep_limits", "sl_ct4", "sl_ct6", "sl_ct_stats", "sl_budget", "sl_bound",
-	"sl_count", "sl_held", "sl_refused", "sl_frag", "sl_pod_frag", "sl_run", "sl_events",
+	"sl_count", "sl_held", "sl_refused", "sl_frag", "sl_pod_frag", "sl_run", "sl_events", "sl_proxy_beat",
 }
 
 // cache is identity's file with the state of etcd and the time of the latest message from etcd. Each message changes

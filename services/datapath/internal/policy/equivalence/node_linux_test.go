@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/policytable"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
@@ -399,6 +400,16 @@ func (s *state) askProgram(q *vectorv1.Question) (verdict, event.Reason, error) 
 	}
 	if want := reasonOf(v); want != 0 && reason != want || (want != 0) != (ret == shot) {
 		return v, reason, fmt.Errorf("%s, with reason %s and action %d", v, reason, ret)
+	}
+	if v.action == policyv1.Action_ACTION_ALLOW && v.rule != 0 && q.GetAction() == policyv1.Action_ACTION_REDIRECT {
+		// No proxy runs here, so packets pass a redirect that is not needed to restrict them.
+		content, err := n.k.Policies().TableContent(nodetable.ID(side.Table))
+		if err != nil {
+			return v, reason, err
+		}
+		if r := content.Rules[v.rule-1]; r.Action == policytable.Redirect && r.PassesWithoutProxy {
+			v.action = policyv1.Action_ACTION_REDIRECT
+		}
 	}
 	return v, reason, nil
 }

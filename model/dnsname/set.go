@@ -5,8 +5,8 @@ package dnsname
 
 import "strings"
 
-// Set matches names with many patterns. Only patterns that are neither a literal name nor "*.NAME" nor "**.NAME" are
-// compared one by one. It is immutable, and safe for concurrent use. Its zero value matches no name.
+// Set matches names with many patterns. Only costly patterns are compared one by one. It is immutable, and safe for
+// concurrent use. Its zero value matches no name.
 type Set struct {
 	every  bool
 	names  map[string]bool // literal names
@@ -20,19 +20,21 @@ func NewSet(patterns []Pattern) *Set {
 	s := &Set{names: map[string]bool{}, single: map[string]bool{}, deep: map[string]bool{}}
 	seen := make(map[Pattern]bool)
 	for _, p := range patterns {
-		rest, single := strings.CutPrefix(p.text, "*.")
+		below, single := strings.CutPrefix(p.text, "*.")
 		switch {
 		case p.any:
 			s.every = true
-		case p.deep && !strings.Contains(p.text, "*"):
+		case p.Costly():
+			if !seen[p] {
+				seen[p] = true
+				s.others = append(s.others, p)
+			}
+		case p.deep:
 			s.deep[p.text] = true
-		case !p.deep && single && rest != "" && !strings.Contains(rest, "*"):
-			s.single[rest] = true
-		case !p.deep && p.text != "" && !strings.Contains(p.text, "*"):
+		case single:
+			s.single[below] = true
+		default:
 			s.names[p.text] = true
-		case !seen[p]:
-			seen[p] = true
-			s.others = append(s.others, p)
 		}
 	}
 	return s

@@ -3,8 +3,8 @@
 
 // Style checks what no linter here checks. In Go files, a doc comment begins with the name that it documents, and a
 // line has at most 120 columns, counting a tab as one. Comments, messages and documents avoid constructions that
-// readers have to read twice (english.go), and use the terms of docs/glossary.md (glossary.go). It reads the names of
-// files from standard input.
+// readers have to read twice (english.go), and use the terms of docs/glossary.md (glossary.go). The documents for users
+// have a limit of words (words.go). It reads the names of files from standard input.
 //
 // The allow list has a line for each directory with remaining violations:
 // "DIRECTORY LONG-LINES UNNAMED-COMMENTS HARD-SENTENCES". The counts include all directories below. A higher count is
@@ -82,6 +82,11 @@ func run(shrink bool) error {
 	if err != nil {
 		return err
 	}
+	tooLong, err := checkWords(files, mostWords)
+	if err != nil {
+		return err
+	}
+	excess = append(excess, tooLong...)
 	for dir, f := range all {
 		for kind, places := range f {
 			if len(places) > allowed[dir][kind] {

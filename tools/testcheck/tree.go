@@ -22,8 +22,9 @@ import (
 )
 
 // elsewhere are directories whose tests are run by other commands or that contain third-party code: test/k8s is a
-// separate module that `make test-k8s` builds.
-var elsewhere = []string{"bin", "third_party", "test/k8s"}
+// separate module that `make test-k8s` builds, and `scripts/check style` runs the tests of scripts/style, which is in
+// no module.
+var elsewhere = []string{"bin", "third_party", "test/k8s", "scripts/style"}
 
 // others are the build constraints of files that other commands build: the tags of `make test-kernels`, `make
 // test-upgrade` and `make test-hubble`.

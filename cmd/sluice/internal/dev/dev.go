@@ -62,8 +62,8 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 		"directory of the services' programs (default: the directory of this program)")
 	up.Flags().DurationVar(&o.StartTimeout, "start-timeout", 30*time.Second, "how long the services may take to serve")
 	up.Flags().StringVar(&o.PolicyMode, "policy-mode", devnode.DefaultPolicyMode,
-		"required: connect a container once its policy is enforced; init: connect it at once, until then with "+
-			"ingress from its own node only; none: enforce no policies")
+		"required: connect a container once its policy is enforced; init: connect it at once, with ingress only "+
+			"from its own node until the policy is enforced; none: enforce no policies")
 	up.Flags().StringVar(&o.PolicyDir, "policy-dir", "",
 		"directory of policy manifests, enforced in addition to applied ones (default: an empty one in the run directory)")
 	up.Flags().StringVar(&o.ServiceDir, "service-dir", "",

@@ -33,10 +33,11 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete",
 		Short: "Delete stored events of a namespace, or before a time",
-		Long: `Delete the events that sluice-hubble has stored on this node: those with an end in a
-namespace, those before a time, or with both flags those that meet both. The events are
-gone from the files and from memory when the command ends. The datapath still remembers
-its latest 4,096 events, and other nodes have events of their own.`,
+		Long: `Delete the events that sluice-hubble has stored on this node: with --namespace, events
+whose source or destination is in the namespace; with --before, older events; with both
+flags, events that meet both. The events are gone from the files and from memory when the
+command ends. The datapath still remembers its latest 4,096 events, and other nodes have
+events of their own.`,
 		Example: `  sluice hubble history delete --namespace shop
   sluice hubble history delete --before 24h --dry-run`,
 		Args: invocation.Args(0, ""),

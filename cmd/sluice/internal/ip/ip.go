@@ -26,7 +26,7 @@ import (
 func Command(inv *invocation.Invocation) *cobra.Command {
 	return invocation.Group("ip", "Show the identity and the node of an address", &cobra.Command{
 		Use:   "get ADDRESS",
-		Short: "Show the identity of an address, its node, and refused mappings of it",
+		Short: "Show the identity and the node of an address, and its refused mappings",
 		Args:  invocation.Args(1, "an address"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			address, err := netip.ParseAddr(a[0])

@@ -107,7 +107,7 @@ func serviceError(conn Connection, to netip.Addr, service string, backends []str
 	text := fmt.Sprintf("%s, %s, is an address of Service %s, and policies see its backends", to,
 		ports.ServiceText(conn.Protocol, conn.Port), name)
 	if len(backends) == 0 {
-		return fmt.Errorf("%s: it has none; `sluice explain` shows what happens to the connection", text)
+		return fmt.Errorf("%s, but it has none; `sluice explain` shows what happens to the connection", text)
 	}
 	shown := backends[:min(len(backends), maxBackends)]
 	more := ""

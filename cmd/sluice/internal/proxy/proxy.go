@@ -27,7 +27,7 @@ func statusCommand(inv *invocation.Invocation) *cobra.Command {
 		Use:   "status",
 		Short: "Show which proxies run, and what happened to the packets for them",
 		Long: `Show which proxies are attached to the datapath, and how many packets were redirected to
-them since the maps were made.
+them since the maps were created.
 
 While no proxy is attached, packets pass under a rule that allows everything, such as a DNS
 rule for every name. Other packets for the proxy are dropped.

@@ -185,8 +185,8 @@ func saveCommand(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "save FILE",
 		Short: "Save a copy of the store's data in a new file",
-		Long: `Save a copy of the data of the store in a new file with mode 0600. The file has the form of
-"etcdctl snapshot save". It is secret, and does not contain the keys of the certificates:
+		Long: `Save a copy of the data of the store in a new file with mode 0600. The file has the format
+of "etcdctl snapshot save". Keep it secret. It does not contain the keys of the certificates:
 keep a copy of /var/lib/sluice/store/member.json with it.`,
 		Args: invocation.Args(1, "a file"),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -291,9 +291,9 @@ static __always_inline bool agrees(struct __sk_buff *skb, struct sl_packet *p,
 }
 
 /*
- * Restores the translation for the connection's answers: what its initiator has requested last.
- * The entry may be outdated: an answer may have created it after an eviction, or an earlier
- * socket with this port may have made another request.
+ * Reads from the entry which service the initiator has requested, for the reverse translation of
+ * replies, or updates an outdated entry: a reply may have recreated it after an eviction, or an
+ * earlier socket with this port may have requested another service.
  */
 static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct)
 {

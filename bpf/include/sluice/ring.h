@@ -11,7 +11,7 @@
  *                    and the entry of the key there is deleted.
  *   UDP, ICMP echo   a quarter, likewise. An entry that was used since the last round of
  *                    the ring is skipped. If that holds for SL_RING_TRIES positions, the
- *                    entry goes that was used least recently.
+ *                    least recently used entry is replaced.
  *   TCP, proven      half: the responder has continued after the handshake. While more than
  *                    half of this part is in use, the senders of one bucket may have an
  *                    eighth of it. A connection that exceeds this stays in the ring.

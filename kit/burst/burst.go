@@ -23,7 +23,7 @@ const Headroom = 64 << 20
 // Calm is the time after the last call of Begin after which a burst is over, even if the process is not idle.
 const Calm = 30 * time.Second
 
-// Large is the number of objects from which on a change is a burst.
+// Large is the number of objects from which a change is a burst.
 const Large = 256
 
 var state struct {
@@ -37,7 +37,7 @@ var state struct {
 // Active reports whether a burst has begun and not ended.
 func Active() bool { return state.active.Load() }
 
-// Begin begins a burst, or continues the present one. If collections are switched off, it does nothing.
+// Begin begins a burst, or continues the current one. If garbage collection is switched off, it does nothing.
 func Begin() {
 	state.last.Store(time.Now().UnixNano())
 	if Active() {
@@ -75,10 +75,10 @@ func EndCalm(now time.Time) {
 	}
 }
 
-// minLive is a lower bound of the live heap, because a small one lets the percentage explode.
+// minLive is the smallest live heap that percent assumes, because Headroom is a huge percentage of a smaller heap.
 const minLive = 4 << 20
 
-// percent returns the percentage by which a heap grows by Headroom more than by base.
+// percent returns the GOGC percentage with which a heap grows by base percent plus Headroom between two collections.
 func percent(base int, live uint64) int {
 	return base + int(Headroom*100/max(live, minLive))
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// forgery is an attempt to open an address that names do not allow.
+// forgery is an attempt to make sluice-dns learn an address that no allowed name has.
 type forgery struct {
 	what string
 	// name is the name in the question; empty: one below service.example, which the policy selects.
@@ -74,7 +74,7 @@ func reply(f *forger, query dnsmessage.Message, change func(*dnsmessage.Message)
 	return b
 }
 
-// changed returns a forgery whose answer is the right one after a change of the message.
+// changed returns a forgery: the right answer, after a change of the message.
 func changed(what string, change func(m *dnsmessage.Message, target netip.Addr)) forgery {
 	return forgery{what: what, answers: func(f *forger, q dnsmessage.Message, target netip.Addr, _ []byte) [][]byte {
 		return [][]byte{reply(f, q, func(m *dnsmessage.Message) {
@@ -84,7 +84,7 @@ func changed(what string, change func(m *dnsmessage.Message, target netip.Addr))
 	}}
 }
 
-// raw returns a forgery whose answer is the right one after a change of its bytes.
+// raw returns a forgery: the right answer, after a change of its bytes.
 func raw(what string, change func(b []byte) []byte) forgery {
 	return forgery{what: what, answers: func(_ *forger, _ dnsmessage.Message, _ netip.Addr, right []byte) [][]byte {
 		return [][]byte{change(bytes.Clone(right))}
@@ -266,7 +266,8 @@ func forgeries(inside map[string]netip.Addr) []forgery {
 	return list
 }
 
-// TestNothingOpensThatNamesDoNotAllow answers queries of a pod with everything that must teach nothing.
+// TestNothingOpensThatNamesDoNotAllow answers the queries of a pod with every kind of message from which sluice-dns
+// must learn no address.
 func TestNothingOpensThatNamesDoNotAllow(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -241,9 +241,9 @@ spec:
     toPorts: [{ports: [{protocol: TCP, port: "7003"}]}]
 `
 
-// TestConnectionAfterTheAnswerIsNeverDenied resolves names whose answers have another address each time, and connects
-// at once. A name that no DNS rule allows is refused in the server's name, and the server does not see the query. A
-// name that only the DNS rule allows resolves, and opens nothing.
+// TestConnectionAfterTheAnswerIsNeverDenied resolves names to a new address each time, and connects to it at once. A
+// query for a name that no DNS rule allows gets REFUSED from sluice-dns, and the server does not see the query. A name
+// that only the DNS rule allows resolves, but connections to its addresses are denied.
 func TestConnectionAfterTheAnswerIsNeverDenied(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -287,8 +287,8 @@ func TestConnectionAfterTheAnswerIsNeverDenied(t *testing.T) {
 	n.wantDenied(t, drops, client, s.world, servedPort) // other.example
 }
 
-// TestFaultKillDNSLosesNoEnforcedName kills sluice-dns. Addresses that are enforced stay open, and names resolve again
-// after at most one more query than the process needs to start.
+// TestFaultKillDNSLosesNoEnforcedName kills sluice-dns. Connections to addresses that are already enforced keep
+// working. Names resolve again when the process has started: the resolver repeats its query each second.
 func TestFaultKillDNSLosesNoEnforcedName(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -327,8 +327,8 @@ func TestFaultKillDNSLosesNoEnforcedName(t *testing.T) {
 	}
 }
 
-// TestServersOfEveryKindTeach resolves names by a server on the node itself, as NodeLocal DNSCache is one, and by one
-// in a pod on another port.
+// TestServersOfEveryKindTeach: addresses are learned from a DNS server on the node itself, such as NodeLocal DNSCache,
+// and from a server in a pod on another port.
 func TestServersOfEveryKindTeach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -429,7 +429,7 @@ func newFailing(t *testing.T) *failing {
 	return b
 }
 
-// look determines the columns.
+// look observes the effects of a failure, and returns them in the order of columns.
 func (b *failing) look(t *testing.T, f failure) []string {
 	t.Helper()
 	seen := []string{f.away, "go on", "work", "enforced"}

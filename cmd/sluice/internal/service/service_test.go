@@ -239,8 +239,8 @@ func TestDeleteByNameLeavesSlices(t *testing.T) {
 	nodetest.WantLines(t, out, "Service shop/web absent", "EndpointSlice shop/web-1 deleted")
 }
 
-// TestApplyNotesWhatIsProbablyNotMeant applies valid Services with a probable mistake: a selector without Kubernetes,
-// and an address in a pod CIDR.
+// TestApplyNotesWhatIsProbablyNotMeant applies valid Services that are probably mistakes, and expects a note: one has a
+// selector, which selects nothing without Kubernetes, and one has an address in a pod CIDR.
 func TestApplyNotesWhatIsProbablyNotMeant(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()

@@ -440,7 +440,7 @@ func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 			}
 		}
 		relabel(east)
-		// the tunnel key has the identity of a's pod, the source is an address of a's host
+		// node a: the tunnel key has the identity of its pod, but the source is an address of its host
 		if routing == RoutingOverlay {
 			inner := ip4Header{src: f.a.over4, dst: f.b.pod.IPv4, proto: 17}.with(udp(4000, 53, 1))
 			forged := vxlan(uint32(f.a.pod.Identity), frame(f.b.pod.MAC, f.a.pod.MAC, etherIPv4, inner))

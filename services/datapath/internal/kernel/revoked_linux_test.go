@@ -116,7 +116,8 @@ func TestKernelPickUpResumesWhenUnrecordedConnectionsHaveExpired(t *testing.T) {
 	check(16100, 0)
 }
 
-// TestKernelALostConnectionMapStopsPickUp: if a connection map is missing at a start, revoked connections were lost.
+// TestKernelALostConnectionMapStopsPickUp: a connection map that is missing at a start may have held revoked
+// connections. So no TCP connection of the existing endpoints is picked up in mid-stream.
 func TestKernelALostConnectionMapStopsPickUp(t *testing.T) {
 	for _, name := range []string{bpf.MapsMapSlCt4, bpf.MapsMapSlCt6, bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6, ""} {
 		t.Run(name, func(t *testing.T) {

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/labelfilter"
 )
 
-// Filter selects the labels that are part of identities. Labels that differ per pod, or that no policy selects, would
-// create a number per pod. Of rules of the same length, a configured rule precedes a default rule.
+// Filter selects the labels that are part of identities. Without the filter, labels that differ from pod to pod would
+// give each pod an identity of its own. Of rules of the same length, a configured rule precedes a default rule.
 type Filter = labelfilter.Filter
 
 // Defaults of the filter.
@@ -27,7 +27,8 @@ func NewFilter(include, exclude []string) (Filter, error) {
 	return newFilter(include, exclude, defaultInclude, defaultExclude)
 }
 
-// NewNodeFilter returns the filter of nodes, whose labels all count without rules.
+// NewNodeFilter returns the filter of nodes. It has no default rules: a label that no configured rule matches is part
+// of the identity.
 func NewNodeFilter(include, exclude []string) (Filter, error) {
 	return newFilter(include, exclude, nil, nil)
 }

@@ -159,9 +159,9 @@ func listText(l *frontend.List) string {
 	return strings.Join(out, " ")
 }
 
-// wantedLists returns the expected result of listsOf: cluster IPs follow the internal policy; node
-// ports follow Cluster inside and the external policy outside. Without a selected endpoint,
-// connections are refused if no node has one, otherwise dropped.
+// wantedLists returns the expected result of listsOf. Cluster IPs follow internalTrafficPolicy. Node ports follow
+// externalTrafficPolicy for clients outside the cluster, and use all endpoints for clients inside. Without a selected
+// endpoint, connections are refused if no node has one, otherwise dropped.
 func wantedLists(verdict, policy string) string {
 	parts := strings.Split(verdict, ";")
 	list := func(policy string) string {

@@ -27,7 +27,7 @@ type Request struct {
 	AllowUnknown bool   // drop unknown fields instead of rejecting them
 }
 
-// largeText is the size of manifests from which on a call is a burst.
+// largeText is a number of bytes: a call with manifests of at least this size is a burst (see package burst).
 const largeText = 128 << 10
 
 // Upsert adds or replaces objects of a manager.

@@ -31,7 +31,7 @@ type edit struct {
 
 	content bool // the content of objects changes, and with it the revision
 	touched map[service.Name]struct{}
-	// after are the services of puts and gone as they will be; nil after they were applied.
+	// after holds the services of puts and gone in their future state; nil once the edit is applied.
 	after map[service.Name]*joined
 }
 

@@ -64,7 +64,7 @@ func (ix *index) objects(f func(*object)) {
 	}
 }
 
-// managed returns the objects as the rules for managers see them.
+// managed adapts the objects for the rules of package managed.
 func (ix *index) managed(s *sources) *managed.Objects[service.ObjectKey] {
 	return &managed.Objects[service.ObjectKey]{
 		By: func(k service.ObjectKey) (managed.By, bool) {
@@ -190,7 +190,7 @@ func (ix *index) drop(x *object) {
 	}
 }
 
-// changed returns the services of an edit as they will be.
+// changed returns the services that an edit affects, in their future state.
 func (ix *index) changed(e *edit) map[service.Name]*joined {
 	out := make(map[service.Name]*joined, len(e.gone)+len(e.puts)/2)
 	of := func(name service.Name) *joined {
@@ -231,8 +231,8 @@ func (ix *index) changed(e *edit) map[service.Name]*joined {
 	return out
 }
 
-// plan computes what an edit changes: the revisions of its objects, and the services as they will be. An object
-// without a creation time is created now. It returns how many services and slices there will be.
+// plan computes what an edit changes: the revisions of its objects, and the future state of the services. An object
+// without a creation time is created now. It returns the numbers of services and slices after the edit.
 func (ix *index) plan(e *edit, now int64) (services, count int) {
 	services, count = ix.count, len(ix.slices)
 	for _, k := range e.gone {
@@ -283,7 +283,7 @@ func (ix *index) plan(e *edit, now int64) (services, count int) {
 	return services, count
 }
 
-// addHinted adds the services to an edit whose frontends depend on the zone.
+// addHinted adds to an edit the services whose frontends depend on the zone.
 func (ix *index) addHinted(e *edit) {
 	for name, j := range ix.services {
 		if j.object == nil || !j.hasZoneHints() {

@@ -177,7 +177,8 @@ func (p *places) askBackends(j *joined) (cut map[*object]int) {
 	return cut
 }
 
-// century orders the addresses of all services before all other requests of a tenant.
+// century is the number of years by which requests for addresses are dated back, so that they come before all other
+// requests of the tenant.
 const century = 100
 
 // askFrontends requests the frontends of a service, and returns how many units it gets.
@@ -194,7 +195,8 @@ func (p *places) askFrontends(ledger *shares.Parts[place], n *compile.Node, j *j
 	return within(first, rest, needs), needs.All
 }
 
-// within returns how many units the frontends of a service may use.
+// within returns how many units the frontends of a service may use. addresses and rest are the units that the share of
+// the tenant grants; the rest counts only if every address has its units.
 func within(addresses, rest int, n compile.Needs) int {
 	if addresses < n.Addresses {
 		return addresses
@@ -321,7 +323,7 @@ func (p *places) restore(names map[service.Name]struct{}, now func() time.Time) 
 	}
 }
 
-// findShare rejects a call whose services would exceed the share of their tenant.
+// findShare returns ErrLimit if the services of a call would exceed the share of their tenant.
 func (p *places) findShare(after map[service.Name]*joined) error {
 	if p.surelyFit(after) {
 		return nil
@@ -382,8 +384,8 @@ func (p *places) findShare(after map[service.Name]*joined) error {
 	return err
 }
 
-// surelyFit reports whether services get all that they ask for, without an attempt. It is false if that is not certain:
-// while there is little space, for the tenant system, and for rendezvous tables.
+// surelyFit is a cheap check before findShare: true means that the services get all that they request. False means that
+// this is uncertain: while there is little space, for the tenant "system", and for rendezvous tables.
 func (p *places) surelyFit(after map[service.Name]*joined) bool {
 	frontends, backends := make(map[shares.Tenant]int), make(map[shares.Tenant]int)
 	for name, j := range after {

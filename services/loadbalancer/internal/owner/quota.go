@@ -61,7 +61,8 @@ func (q *quota) counted(x *object, created int64) shares.Object {
 	return o
 }
 
-// count admits a new object of a source whose objects wait, or returns why it has to wait.
+// count admits a new object of an API server, or returns why the object has to wait for space in the share of its
+// tenant.
 func (q *quota) count(m *manifest.Object, x *object, now time.Time) (why string) {
 	k := x.key()
 	created := cmp.Or(x.createdByAuthor(), q.waiting[k].created, now.UnixNano())
@@ -78,13 +79,14 @@ func (q *quota) whyWaiting(k service.ObjectKey) string {
 		limit.Name, share.Admitted)
 }
 
-// waitingSince returns when the source first gave an object that waits; 0: it does not wait.
+// waitingSince returns when the source first delivered a waiting object; 0: the object is not waiting.
 func (q *quota) waitingSince(k service.ObjectKey) int64 { return q.waiting[k].created }
 
-// stopWaiting forgets an object that waits, because its content has changed.
+// stopWaiting forgets the waiting version of an object, because its new version is unreadable. The object stays in the
+// counts.
 func (q *quota) stopWaiting(k service.ObjectKey) { delete(q.waiting, k) }
 
-// keepWaiting forgets the objects that wait and are not listed.
+// keepWaiting forgets the waiting objects that are not in the listing.
 func (q *quota) keepWaiting(listed map[service.ObjectKey]struct{}) {
 	for k := range q.waiting {
 		if _, ok := listed[shadowed(k)]; !ok {
@@ -130,7 +132,8 @@ func (q *quota) tryCount(e *edit) error {
 	return nil
 }
 
-// surelyFit reports whether the new objects of an edit are within the shares of their tenants, without an attempt.
+// surelyFit is a cheap check before tryCount: true means that the new objects of an edit are within the shares of their
+// tenants; false means that tryCount must decide.
 func (q *quota) surelyFit(e *edit) bool {
 	var more [2]map[shares.Tenant]int // services and slices, as in newQuota
 	for limit := range more {

@@ -215,11 +215,11 @@ func (w *writer) slice(s *service.Slice) {
 	w.b = append(w.b, '}')
 }
 
-// fewAbouts is the maximum number of values for which searching is cheaper than a map.
+// fewAbouts is the number of values up to which a linear search is cheaper than a map.
 const fewAbouts = 8
 
-// abouts returns the distinct parts that endpoints share, in the order of their first endpoints, and the index of each
-// endpoint's part.
+// abouts returns the distinct values of Endpoint.About, in the order in which they first occur, and for each endpoint
+// the index of its value.
 func abouts(all []service.Endpoint) (about []service.About, at []int) {
 	at = make([]int, len(all))
 	var places map[service.About]int

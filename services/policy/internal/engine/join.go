@@ -228,8 +228,8 @@ func (e *Engine) payer(s *subject) (t shares.Tenant) {
 	return t
 }
 
-// structure returns the hash by which a subscriber recognises the table in another run: of the program, of its joint
-// rules, of the numbers of its rule sets, and of what passes without the proxy.
+// structure returns a hash of the program, its joint rules, the numbers of its rule sets, and the rules whose packets
+// pass without the proxy. A subscriber recognises the table in another run by this hash.
 func (l *live) structure() [32]byte {
 	if len(l.named) == 0 && len(l.unions) == 0 {
 		return l.program.Hash

@@ -163,8 +163,9 @@ func TestOneTenantDoesNotUseUpTheRuleSets(t *testing.T) {
 	}
 }
 
-// TestSharedTableIsNotClosedByATenantAboveItsShare: the first subject of a table for a cluster-wide policy belongs to a
-// tenant that has used up its share, and a later one to another tenant, which pays for the number, too.
+// TestSharedTableIsNotClosedByATenantAboveItsShare: the first subject of a table of a cluster-wide policy belongs to a
+// tenant that has used up its share. A later subject belongs to another tenant, which pays for the number as well, so
+// the table gets one.
 func TestSharedTableIsNotClosedByATenantAboveItsShare(t *testing.T) {
 	const size = 16
 	now := time.Unix(1_795_000_000, 0)
@@ -260,8 +261,9 @@ func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 	}
 }
 
-// TestOnlyQueriesForEveryNamePassWithoutTheProxy: with PassWithoutDNSProxy, all queries do. A table whose rule passes
-// has another structure, so that a datapath replaces the table of a former setting.
+// TestOnlyQueriesForEveryNamePassWithoutTheProxy: while the DNS proxy does not run, only queries that a rule for every
+// name redirects pass; with PassWithoutDNSProxy all queries pass. The setting changes the structure hash of the table,
+// so that a datapath replaces a table from before a change of the setting.
 func TestOnlyQueriesForEveryNamePassWithoutTheProxy(t *testing.T) {
 	const subject = identity.MinCluster
 	structures := make(map[[32]byte]bool)

@@ -58,8 +58,8 @@ func TestLearnedNamesAreThoseOfTwoMaps(t *testing.T) {
 	}
 }
 
-// TestRemovedAddressesTakeNoMemory: a name, or an address, that had a thousand of the other and lost all but one takes
-// no more memory than one that never had more.
+// TestRemovedAddressesTakeNoMemory: a name that had a thousand addresses and lost all but one takes no more memory than
+// a name that never had more. The same applies to an address with a thousand names.
 func TestRemovedAddressesTakeNoMemory(t *testing.T) {
 	l := newLearned()
 	for i := range 1000 {

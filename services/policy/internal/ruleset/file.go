@@ -31,15 +31,16 @@ const (
 // header is the first slot of the file, which no number uses.
 var header = slot(0, layer7.Digest([]byte("sluice rule sets, version 2\n\x00\x00\x00\x00")))
 
-// File stores the numbers, so that the sets have the same numbers after a restart of the process. Connections end with
-// the boot, and their numbers with them. So the file is never synced, and a file of another boot is removed.
+// File stores the numbers of rule sets, so that each set has the same number after a restart of the process. After a
+// reboot no connection and no packet carries a number, so the file is never synced, and a file of another boot is
+// removed.
 //
 // It has a slot for each number, with the digest of the number's set and a checksum; the digest is zero if the number
-// is free again. Numbers are given in ascending order, so the slots of numbers that never had a set are all at the end,
-// and contain zeros. A node without layer 7 rules has no file.
+// is free again. Numbers are assigned in ascending order, so the slots of numbers that never had a set are all at the
+// end, and contain zeros. A node without layer 7 rules has no file.
 type File struct {
-	// Corrupt is why the file could not be read: then it is unknown which numbers connections carry. Nil: it was read,
-	// or there was none.
+	// Corrupt is the reason why the file could not be read; the numbers that connections carry are then unknown. Nil:
+	// the file was read, or did not exist.
 	Corrupt error
 
 	path    string

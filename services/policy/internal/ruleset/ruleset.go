@@ -238,7 +238,7 @@ func (r *Registry) Reserved(t shares.Tenant, union layer7.Digest) bool {
 	return admitted
 }
 
-// Cancel records that a table of a tenant no longer needs a union.
+// Cancel records that a table of a tenant no longer needs the union of several rule sets.
 func (r *Registry) Cancel(t shares.Tenant, union layer7.Digest) {
 	u := user{tenant: t, digest: union, union: true}
 	if r.users[u]--; r.users[u] > 0 {

@@ -32,8 +32,8 @@ const (
 	Unknown = "unknown sources"
 )
 
-// Incomplete returns the inputs that are not complete yet: of the identities, and of the sources in had, which had
-// policies in a state that was enforced before.
+// Incomplete returns the inputs that the state still waits for: the identities, and the sources in had, from which
+// policies were enforced before.
 func (s *PolicyState) Incomplete(had []string) []string {
 	out := []string{}
 	need := func(source string) {

@@ -51,7 +51,7 @@ type Client struct {
 	inv *invocation.Invocation
 }
 
-// Flags adds the flags of the client to commands.
+// Flags adds the flags of the client to the flags of a command.
 func (c *Client) Flags(f *pflag.FlagSet, inv *invocation.Invocation) {
 	c.inv = inv
 	f.StringVar(&c.Program, "kubectl", "kubectl", "path of kubectl, or its name in PATH")

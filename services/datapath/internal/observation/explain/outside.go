@@ -80,9 +80,9 @@ func (u uplink) explain(q *query, x *Explanation) error {
 	return nil
 }
 
-// spoofedBy returns the reason to drop an external packet to a service because of its source address, 0 if it is valid:
-// an uplink receives no packets from pods of this node, and from another node with a tunnel only packets from its
-// device addresses.
+// spoofedBy returns the reason to drop a packet to a service that arrives at an uplink with a forged source address; 0:
+// the source is valid. Pods of this node never send through an uplink. With a tunnel, another node sends such packets
+// only from its device addresses.
 func spoofedBy(local nodemap.Local, from Peer) event.Reason {
 	switch {
 	case from.known.Flags&ipmap.PodRange != 0:

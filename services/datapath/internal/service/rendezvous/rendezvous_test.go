@@ -47,7 +47,8 @@ func shares(os []netip.AddrPort) map[netip.AddrPort]int {
 	return n
 }
 
-// moved returns how many slots have another owner, and how many of them were not, and are not, owned by the backend of.
+// moved returns how many slots have changed their owner, and how many of these belonged to the given backend neither
+// before nor after.
 func moved(t *testing.T, before, after []netip.AddrPort, of netip.AddrPort) (all, others int) {
 	t.Helper()
 	if len(before) != len(after) || len(before) == 0 {

@@ -36,7 +36,7 @@ func Every(ctx context.Context, interval time.Duration, l *slog.Logger, name str
 		case <-t.C:
 		}
 		if err := fn(); err != nil && ctx.Err() == nil {
-			l.Error("work incomplete, trying again later", "work", name, log.Err(err))
+			l.Error("work failed; retrying at the next interval", "work", name, log.Err(err))
 		}
 	}
 }

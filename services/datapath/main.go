@@ -79,7 +79,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Phase("replay deletions", replay); err != nil {
 		// The replay is repeated while the process serves. If the process exited here because of a full disk, no other
 		// container could be created or deleted.
-		p.Log.Error("spooled deletions not replayed, retrying", log.Err(err))
+		p.Log.Error("cannot replay spooled deletions; retrying", log.Err(err))
 	}
 	if err := p.Confine(cfg.files()); err != nil {
 		return err

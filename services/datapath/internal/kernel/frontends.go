@@ -178,5 +178,5 @@ func (k *Kernel) forget(c conntrack.Connection) error {
 			return err
 		}
 	}
-	return errors.New("packets keep changing its entry")
+	return errors.New("packets changed the entry at every attempt")
 }

@@ -167,7 +167,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			}
 			return ctx.Err()
 		case err != nil:
-			p.o.Log.Error("connection of a proxy not accepted, trying again", log.Err(err))
+			p.o.Log.Error("cannot accept the connection of a proxy; retrying", log.Err(err))
 			select {
 			case <-time.After(acceptPause):
 			case <-ctx.Done():
@@ -198,7 +198,7 @@ func (p *Proxy) end(absent *time.Timer) {
 func (p *Proxy) adopt() error {
 	index, err := p.o.Device.Adopt()
 	if err != nil {
-		p.o.Log.Error("device of a running proxy not adopted", "proxy", p.o.Kind.String(), log.Err(err))
+		p.o.Log.Error("cannot adopt the TAP device of a running proxy", "proxy", p.o.Kind.String(), log.Err(err))
 	}
 	had, merr := p.o.Maps.Get(p.o.Kind)
 	if merr != nil {
@@ -220,7 +220,7 @@ func (p *Proxy) giveUp() {
 	}
 	p.returns = false
 	if err := p.tell(); err != nil {
-		p.o.Log.Error("absent proxy not reported to the programs", "proxy", p.o.Kind.String(), log.Err(err))
+		p.o.Log.Error("cannot mark the proxy as absent in the BPF maps", "proxy", p.o.Kind.String(), log.Err(err))
 	}
 }
 
@@ -335,7 +335,7 @@ func (p *Proxy) wait(l *lease) {
 	}
 	p.current = nil
 	if err := p.tell(); err != nil {
-		p.o.Log.Error("absent proxy not reported to the programs", "proxy", p.o.Kind.String(), log.Err(err))
+		p.o.Log.Error("cannot mark the proxy as absent in the BPF maps", "proxy", p.o.Kind.String(), log.Err(err))
 	}
 	p.o.Log.Warn("proxy absent: its connection ended", "proxy", p.o.Kind.String(), "pid", l.pid)
 }

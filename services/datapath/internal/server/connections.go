@@ -77,7 +77,7 @@ func (s *Server) FlushConnections(
 	}
 	done, err := s.Tracked.Flush(ctx, f, r.GetValidateOnly())
 	if err != nil {
-		return nil, statusOf(fmt.Errorf("after %d connections: %w", done.Removed, err))
+		return nil, statusOf(fmt.Errorf("flush failed after %d connections: %w", done.Removed, err))
 	}
 	return &datapathv1.FlushConnectionsResponse{
 		FlushedCount: uint64(done.Removed), TerminatedCount: uint64(done.Terminated),

@@ -182,7 +182,7 @@ func (s *Services) collect(ctx context.Context) error {
 	}
 	if s.o.Translations.Pressed() {
 		if err := translations(); err != nil && ctx.Err() == nil {
-			s.o.Log.Error("translations not collected, trying again", log.Err(err))
+			s.o.Log.Error("garbage collection of translations failed; retrying", log.Err(err))
 		}
 	}
 	return work.Every(ctx, time.Second, s.o.Log, "free numbers of services", func() error {

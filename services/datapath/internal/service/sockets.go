@@ -31,7 +31,7 @@ func (s *Services) attachSockets(ctx context.Context) error {
 		return err
 	}
 	if err := name(); err != nil {
-		s.o.Log.ErrorContext(ctx, "map of namespaces not updated, trying again later", log.Err(err))
+		s.o.Log.ErrorContext(ctx, "cannot update the map of network namespaces; retrying", log.Err(err))
 	}
 	// Attached earlier, the programs would find no services and translate nothing.
 	select {
@@ -46,7 +46,7 @@ func (s *Services) attachSockets(ctx context.Context) error {
 			break
 		}
 		// Meanwhile the process is not ready, but endpoints have traffic.
-		s.o.Log.ErrorContext(ctx, "socket programs not attached, trying again", log.Err(err))
+		s.o.Log.ErrorContext(ctx, "cannot attach the socket programs; retrying", log.Err(err))
 		select {
 		case <-time.After(attachPause):
 		case <-ctx.Done():

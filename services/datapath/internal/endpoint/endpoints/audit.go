@@ -61,7 +61,7 @@ func (a *Auditor) Audit(ctx context.Context, repair bool) error {
 func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 	// Restore and Compare do not check for warnings.
 	if err := a.host.CheckWarnings(); err != nil {
-		a.log.Error("warnings about the node not looked for", log.Err(err))
+		a.log.Error("cannot check the node for warnings", log.Err(err))
 	}
 	failing := map[netdev.Change]bool{}
 	return a.changes.Watch(ctx, func(c netdev.Change) (again bool) {
@@ -91,7 +91,7 @@ func (a *Auditor) Watch(ctx context.Context, repair bool) error {
 		}
 		if ctx.Err() == nil && !failing[c] {
 			failing[c] = true
-			a.log.Error("change of the kernel not handled, trying again", log.Err(err))
+			a.log.Error("cannot handle a change of a device or address; retrying", log.Err(err))
 		}
 		// The kernel reports the change only once.
 		return true

@@ -86,7 +86,7 @@ func Open(o Options) *Endpoints {
 
 // Restore reconciles maps with records, so that calls can be served.
 func (e *Endpoints) Restore(ctx context.Context) error {
-	// Events from now on are handled after the comparison of devices.
+	// Subscribe before the comparison of devices, so that no change is missed: the events queue until then.
 	if err := e.o.Devices.Subscribe(); err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (e *Endpoints) Compare(ctx context.Context) error {
 		if err == nil {
 			break
 		}
-		e.o.Log.Error("devices not compared with the records, trying again", log.Err(err))
+		e.o.Log.Error("cannot reconcile devices with the endpoint records; retrying", log.Err(err))
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -112,7 +112,7 @@ func (e *Endpoints) Compare(ctx context.Context) error {
 		}
 	}
 	if err := e.o.Programs.DropOldPrograms(); err != nil {
-		e.o.Log.Warn("old programs stay pinned", log.Err(err))
+		e.o.Log.Warn("cannot remove the pins of old programs", log.Err(err))
 	}
 	close(e.compared)
 	return nil

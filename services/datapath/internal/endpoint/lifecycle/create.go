@@ -348,7 +348,7 @@ func (n *creation) carryOut(ctx context.Context, steps []step) error {
 			if uerr := steps[last].undo(); uerr != nil {
 				// not an error for the caller: the record stays, and Restore or the audit tries
 				// again
-				n.cfg.Log.ErrorContext(ctx, "undo of a creation incomplete",
+				n.cfg.Log.ErrorContext(ctx, "cannot undo a failed creation completely",
 					"owner", n.r.Spec.Owner.String(), "step", steps[last].name, log.Err(uerr))
 			}
 		}

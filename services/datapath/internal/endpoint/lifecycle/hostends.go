@@ -195,7 +195,8 @@ func (h *HostEnds) countAttachment(o workload.Owner, d endpoint.Difference, err 
 		h.cfg.Repaired(e, d, err)
 	}
 	if err != nil {
-		h.cfg.Log.Error("attachment not repaired", "owner", o.String(), "subject", d.Subject, "device", d.Key, log.Err(err))
+		h.cfg.Log.Error("cannot repair an attachment", "owner", o.String(), "subject", d.Subject, "device", d.Key,
+			log.Err(err))
 		return
 	}
 	h.repairs.Add(1)

@@ -315,7 +315,7 @@ func (l *Relabeller) pursue(ctx context.Context, o workload.Owner, places chan s
 			continue
 		}
 		if delay == l.cfg.RetryDelay {
-			l.cfg.Log.WarnContext(ctx, "identity not changed yet, the old one stays enforced",
+			l.cfg.Log.WarnContext(ctx, "identity change is pending; the old identity stays enforced",
 				"owner", o.String(), "identity", w.identity.Number, log.Err(err))
 		}
 		if pause(ctx, delay) != nil {

@@ -110,7 +110,7 @@ func (r *Reaper[Device]) Reap(within time.Duration) time.Duration {
 		return next
 	}
 	if err := r.remove(due); err != nil {
-		r.log.Warn("devices not removed, trying again", "count", len(due), log.Err(err))
+		r.log.Warn("cannot remove devices; retrying", "count", len(due), log.Err(err))
 		r.mu.Lock()
 		for _, d := range due {
 			r.due[d] = now.Add(r.delay)

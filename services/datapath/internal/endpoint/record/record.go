@@ -275,7 +275,7 @@ func (s *Store) begin(bootID string, logger *slog.Logger) error {
 	}
 	if err := durable.Save(path, bootSchema, boot{bootID}, durable.SyncAll); err != nil {
 		// The next start tries again; until then no records are removed.
-		logger.Error("boot of the records of endpoints not written", log.Err(err))
+		logger.Error("cannot save the boot ID of the endpoint records", log.Err(err))
 	}
 	return nil
 }

@@ -655,7 +655,7 @@ func TestKernelRunPassesAtOnceAndUnderPressure(t *testing.T) {
 	begun, _ := i.cell(int(i.pod.Slot), 0)
 	for range 2 {
 		atomic.StoreUint64(begun, room4)
-		if got := <-said; got != "connections not collected, trying again" {
+		if got := <-said; got != "garbage collection of connections failed; retrying" {
 			t.Errorf("the log has %q", got)
 		}
 	}

@@ -201,7 +201,7 @@ func (c *Collector) Run(ctx context.Context) error {
 		if now := time.Now(); !now.Before(due) || c.Pressed() {
 			p, err := c.Collect(ctx)
 			if err != nil && ctx.Err() == nil {
-				c.o.Log.Error("connections not collected, trying again", "error", err)
+				c.o.Log.Error("garbage collection of connections failed; retrying", "error", err)
 			} else if err == nil {
 				c.interval = nextInterval(c.interval, p, c.ct.capacity(), c.o)
 			}

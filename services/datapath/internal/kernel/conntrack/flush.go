@@ -238,7 +238,7 @@ func (ct *Connections) keepAnswersOf(c *Connection) error {
 		return nil
 	}
 	if err := ct.keepAnswers(c); err != nil {
-		return fmt.Errorf("keep the answers of connection %v: %w", c.Tuple, err)
+		return fmt.Errorf("store the reply translation of connection %v again: %w", c.Tuple, err)
 	}
 	return nil
 }
@@ -276,22 +276,22 @@ func (ct *Connections) remember(c *Connection) (ok bool, err error) {
 		case errors.Is(err, pin.ErrFull):
 			return false, nil
 		case !errors.Is(err, pin.ErrExists):
-			return false, fmt.Errorf("remember connection %v: %w", c.Tuple, err)
+			return false, fmt.Errorf("record the direction of connection %v: %w", c.Tuple, err)
 		}
 		var have bpf.MapsSlRevoked
 		switch err := m.Lookup(key, &have); {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 			continue
 		case err != nil:
-			return false, fmt.Errorf("remember connection %v: %w", c.Tuple, err)
+			return false, fmt.Errorf("record the direction of connection %v: %w", c.Tuple, err)
 		case have == record:
 			return true, nil
 		}
 		if err := pin.DeleteKey(m, key); err != nil {
-			return false, fmt.Errorf("remember connection %v: %w", c.Tuple, err)
+			return false, fmt.Errorf("record the direction of connection %v: %w", c.Tuple, err)
 		}
 	}
-	return false, fmt.Errorf("remember connection %v: %w", c.Tuple, err)
+	return false, fmt.Errorf("record the direction of connection %v: %w", c.Tuple, err)
 }
 
 func (ct *Connections) countRevoked(name string) (n int, err error) {

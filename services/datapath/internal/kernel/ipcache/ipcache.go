@@ -88,7 +88,7 @@ func (c *Cache) Initialise(ranges []netip.Prefix, local func(netip.Addr) bool) e
 			c.local[a] = e.Identity
 			continue
 		}
-		c.log.Info("left by an earlier process, removed", "prefix", e.Prefix, "identity", e.Identity)
+		c.log.Info("removed an ipcache entry of an earlier process", "prefix", e.Prefix, "identity", e.Identity)
 		if err := c.write(e.Prefix); err != nil {
 			return err
 		}

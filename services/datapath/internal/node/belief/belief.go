@@ -131,8 +131,8 @@ func Open(o Options) *Beliefs {
 	switch err := durable.Load(o.Path, maxFile, schema, &f); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
-		o.Log.Error("cannot read the time at which this node last heard from the store; treating it as cut off until it does",
-			log.Err(err))
+		o.Log.Error("cannot read the time of the last contact with the store; treating this node as cut off until "+
+			"the next contact", log.Err(err))
 		b.heard, b.known = never, true
 	case f.BootID != o.BootID:
 		b.heard, b.known, b.limit = never, true, f.Limit
@@ -223,7 +223,7 @@ func (b *Beliefs) step(ctx context.Context, in Inputs) {
 	b.mu.Unlock()
 	if changed {
 		if err := in.Changed(); err != nil {
-			b.o.Log.Error("mappings of other nodes not updated, trying again", log.Err(err))
+			b.o.Log.Error("cannot update the mappings of other nodes; retrying", log.Err(err))
 		}
 	}
 	b.save(now)

@@ -103,7 +103,7 @@ func OpenNumbers(o NumbersOptions) *Numbers {
 	case errors.Is(n.err, fs.ErrNotExist):
 		n.err = nil
 	case n.err != nil:
-		o.Log.Error("node IDs not read, assigning new ones", log.Err(n.err))
+		o.Log.Error("cannot read the node IDs; assigning new ones", log.Err(n.err))
 	case f.BootID == o.BootID:
 		n.last = f.Last
 		for name, node := range f.Nodes {

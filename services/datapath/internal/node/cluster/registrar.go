@@ -136,7 +136,7 @@ func (r *Registrar) note(err error) {
 	case errors.Is(err, ErrIncomplete):
 		r.log.Info("waiting before the node is registered", "for", err.Error())
 	default:
-		r.log.Warn("node not registered, trying again", log.Err(err))
+		r.log.Warn("cannot register the node; retrying", log.Err(err))
 	}
 	r.err = err
 }

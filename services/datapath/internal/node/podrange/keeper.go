@@ -208,7 +208,7 @@ func (k *Keeper) retry(ctx context.Context) {
 		errs = append(errs, k.goes(ctx, p))
 	}
 	if err := errors.Join(append(errs, k.reconsider(ctx))...); err != nil && ctx.Err() == nil {
-		k.Log.Error("change of the pod ranges incomplete, trying again", log.Err(err))
+		k.Log.Error("cannot apply the new pod ranges completely; retrying", log.Err(err))
 	}
 }
 

@@ -334,7 +334,7 @@ func (p *Prober) open(readers *sync.WaitGroup, now time.Time) (again time.Time) 
 		case err == nil:
 			readers.Go(func() { p.read(conn) })
 		case was == nil:
-			p.o.Log.Warn("socket for probes not open, trying again", "family", f.String(), log.Err(err))
+			p.o.Log.Warn("cannot open the probe socket; retrying", "family", f.String(), log.Err(err))
 		}
 	}
 	return again

@@ -189,7 +189,7 @@ func (f *Router) watch(ctx context.Context, what string, watch func(context.Cont
 			return
 		}
 		if !errors.Is(err, xfrm.ErrAbsent) {
-			f.o.Log.Error("changes in the kernel not watched, trying again", "changes", what, log.Err(err))
+			f.o.Log.Error("cannot watch netlink events; retrying", "changes", what, log.Err(err))
 		}
 		select {
 		case <-time.After(watchPause):
@@ -231,11 +231,11 @@ func (f *Router) try(what string, err error) bool {
 	case err == nil:
 		delete(f.failed, what)
 		if was != nil {
-			f.o.Log.Info("work done that had failed", "work", what)
+			f.o.Log.Info("retry succeeded", "work", what)
 		}
 		return true
 	case was == nil || was.Error() != err.Error():
-		f.o.Log.Error("work incomplete, trying again", "work", what, log.Err(err))
+		f.o.Log.Error("work failed; retrying", "work", what, log.Err(err))
 	}
 	f.failed[what] = err
 	return false

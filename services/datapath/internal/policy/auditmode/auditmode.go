@@ -290,7 +290,7 @@ func (m *Modes) tend(ctx context.Context) bool {
 		err = m.unsaved
 	}
 	if err != nil && !failing {
-		m.log.ErrorContext(ctx, "audit mode not applied or saved, trying again", log.Err(err))
+		m.log.ErrorContext(ctx, "cannot apply or save the audit mode; retrying", log.Err(err))
 	}
 	return true
 }

@@ -273,7 +273,7 @@ func (m *Maps) RemoveLeftovers() error {
 	}
 	differences, err := m.store.audit(c, true)
 	for _, d := range differences {
-		m.log.Info("leftover of an earlier process removed", "what", d)
+		m.log.Info("removed a leftover of an earlier process from the policy maps", "what", d)
 	}
 	return err
 }

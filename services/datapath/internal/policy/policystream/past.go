@@ -170,7 +170,7 @@ func (p *Past) save() {
 	text := ""
 	if err := p.memory.Save(e); err != nil {
 		if p.Unsaved() == "" {
-			p.log.Error("enforced policy revision not saved, trying again", log.Err(err))
+			p.log.Error("cannot save the enforced policy revision; retrying", log.Err(err))
 		}
 		text = fmt.Sprintf("the enforced policy revision could not be saved: %v", err)
 	}

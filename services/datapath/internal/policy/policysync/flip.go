@@ -65,7 +65,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 		a.log.Warn("policy exceeds the capacity; its endpoints are isolated in that direction", "subject", id, "reason",
 			refusal)
 	case refusal == "" && s.refusal != "":
-		a.log.Info("policy that had exceeded the capacity is enforced", "subject", id)
+		a.log.Info("policy no longer exceeds the capacity and is enforced", "subject", id)
 	}
 	w.checks = true
 	s.refusal, s.ready, s.lacks = refusal, refusal == "", lacks

@@ -19,7 +19,7 @@ func (a *Applier) decide(w *work, b policytable.Barrier) error {
 	why := a.past.Lags(b)
 	if why == "" {
 		if a.next.held != "" {
-			a.log.Warn("policies adopted that had been older than the enforced ones",
+			a.log.Warn("adopting policies that were held back",
 				"revision", b.PolicyRevision, "enforced", a.past.Revision())
 		}
 		a.setHeld("")

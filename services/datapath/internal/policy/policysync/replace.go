@@ -227,7 +227,7 @@ func (a *Applier) classBetween(old, to nodetable.Identity, leaving, staying []*k
 			case errors.Is(err, nodetable.ErrNoCapacity):
 				return nodetable.Identity{}, nil
 			case err != nil:
-				return nodetable.Identity{}, fmt.Errorf("row between two policies: %w", err)
+				return nodetable.Identity{}, fmt.Errorf("add the interim row of a changed identity: %w", err)
 			}
 		}
 	}

@@ -106,7 +106,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 		case failed := <-grace.under:
 			grace.passed(ctx)
 			if failed != nil && ctx.Err() == nil {
-				a.log.Error("grace period failed; retired tables keep their space", log.Err(failed))
+				a.log.Error("grace period failed; retired tables are not freed yet", log.Err(failed))
 				continue
 			}
 			err = a.again(ctx)
@@ -260,7 +260,7 @@ func (a *Applier) again(ctx context.Context) error {
 		return err
 	case recovered:
 		a.reset()
-		return fmt.Errorf("tables fit that had exceeded the capacity: %w", subscription.ErrAnew)
+		return fmt.Errorf("tables that exceeded the capacity now fit: %w", subscription.ErrAnew)
 	}
 	return nil
 }

@@ -25,7 +25,7 @@ func (a *Applier) subject(id uint32) *subject {
 		// service was not connected.
 		if a.model != nil && a.model.binds[id] != nil {
 			if err := a.flipSubject(newWork(context.Background()), id, s); err != nil {
-				a.log.Error("tables of a subject not applied", "subject", id, log.Err(err))
+				a.log.Error("cannot apply the policy tables of a subject", "subject", id, log.Err(err))
 			}
 		}
 	}

@@ -440,7 +440,7 @@ func (f *Follower) remember() {
 	text := ""
 	if f.o.Memory != nil {
 		if err := f.o.Memory.Save(f.state); err != nil {
-			f.o.Log.Error("state name of the frontends not saved", log.Err(err))
+			f.o.Log.Error("cannot save the state name of the frontends", log.Err(err))
 			text = fmt.Sprintf("the state name of the frontends could not be saved: %v", err)
 		}
 	}
@@ -500,7 +500,7 @@ func (s *session) passed(ctx context.Context, failed error) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		f.o.Log.Error("sockets of removed backends not ended, trying again", log.Err(failed))
+		f.o.Log.Error("cannot terminate the sockets of removed backends; retrying", log.Err(failed))
 		s.ending.under = true
 		go func() {
 			select {

@@ -335,7 +335,7 @@ func (p *Ports) restore(s endpoint.Spec) {
 	for _, f := range frontendsOf(s) {
 		if other := p.claims[f.Key]; other != nil && other.owner != s.Owner {
 			err := fmt.Errorf("port %v: %w by endpoint %s", f.Key, endpoint.ErrHostPort, other.owner)
-			p.o.Log.Error("host port of an earlier endpoint not restored", "owner", s.Owner.String(), log.Err(err))
+			p.o.Log.Error("cannot restore a host port after a restart", "owner", s.Owner.String(), log.Err(err))
 			p.fail(s.Owner, f.Key, err)
 			continue
 		}
@@ -371,7 +371,7 @@ func (p *Ports) LeadAll(ctx context.Context) {
 // leadLogged is like lead, but for callers that retry failures later.
 func (p *Ports) leadLogged(ctx context.Context, owners []workload.Owner) {
 	if err := p.lead(ctx, owners); err != nil && ctx.Err() == nil {
-		p.o.Log.WarnContext(ctx, "host ports not in effect, trying again", log.Err(err))
+		p.o.Log.WarnContext(ctx, "cannot program host ports; retrying", log.Err(err))
 	}
 }
 
@@ -501,7 +501,7 @@ func (p *Ports) Run(ctx context.Context) error {
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
-		p.o.Log.ErrorContext(ctx, "sockets of removed host ports not ended, trying again", log.Err(err))
+		p.o.Log.ErrorContext(ctx, "cannot terminate the sockets of removed host ports; retrying", log.Err(err))
 		wake(p.left)
 		select {
 		case <-ctx.Done():

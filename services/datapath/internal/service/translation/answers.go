@@ -87,7 +87,7 @@ func (m *Maps) kept(t Translation) (bool, error) {
 		case err == nil:
 			return true, nil
 		case !errors.Is(err, ebpf.ErrKeyNotExist):
-			return false, fmt.Errorf("look up what is kept of %v: %w", t, err)
+			return false, fmt.Errorf("look up the reply records of %v: %w", t, err)
 		}
 	}
 	return false, nil

@@ -224,7 +224,7 @@ func run(ctx context.Context, p *process.Process, cfg settings) error {
 
 	metrics := server.NewMetrics()
 	observe := metrics.Observer()
-	observe.Reloaded = func(cause error) { p.Log.Error("commit refused, state read again", log.Err(cause)) }
+	observe.Reloaded = func(cause error) { p.Log.Error("commit failed; state loaded again", log.Err(cause)) }
 	field := "pools"
 	switch cfg.Mode {
 	case modeKubernetes:

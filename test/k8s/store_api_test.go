@@ -234,7 +234,7 @@ func TestAPIStoreIsRunByOneProcess(t *testing.T) {
 		t.Helper()
 		eventually(t, "a refusal: "+why, func() error { return logged(s1.dir, "store", why) })
 	}
-	refused("it is of system:serviceaccount:sluice-system:other")
+	refused("it belongs to system:serviceaccount:sluice-system:other")
 	n2.present(a.enrolToken("sluice", "n2"))
 	refused("target audiences")
 	if _, err := os.Stat(filepath.Join(n2.dir, "identity", "store.json")); !errors.Is(err, os.ErrNotExist) {

@@ -499,7 +499,7 @@ func (p *pending) held(patience time.Duration) (keep map[string]error, target bo
 		}
 		keep[name] = nil
 		if waited := time.Since(since); waited >= patience {
-			keep[name] = errors.New("is open for writing: what it had stays until it is closed")
+			keep[name] = errors.New("is open for writing; its previous objects stay until it is closed")
 		} else {
 			p.again = true
 		}

@@ -182,7 +182,7 @@ func TestFileThatIsBeingWrittenKeepsWhatItHad(t *testing.T) {
 	defer f.Close()
 	_, err = f.WriteString("half")
 	p.do(err)
-	p.want("open for too long", "a.yaml=!is open for writing: what it had stays until it is closed")
+	p.want("open for too long", "a.yaml=!is open for writing; its previous objects stay until it is closed")
 	_, err = f.WriteString(" and half")
 	p.do(err)
 	p.do(f.Close())

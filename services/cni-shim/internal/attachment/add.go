@@ -268,7 +268,8 @@ func (p *Plugin) endpoint(ctx context.Context) (*message.Endpoint, error) {
 // attached refuses a second ADD: CNI requires an error if the interface exists in the container. This includes an ADD
 // whose answer was lost; the runtime regards it as failed, and calls DEL before the next ADD.
 func (p *Plugin) attached() error {
-	return invocation.Environment(invocation.EnvIfName, fmt.Errorf("the container has %s by an earlier ADD; DEL comes before another ADD", p.in.Owner.Interface))
+	return invocation.Environment(invocation.EnvIfName, fmt.Errorf(
+		"the container has %s from an earlier ADD; call DEL before another ADD", p.in.Owner.Interface))
 }
 
 // sameAttachment reports whether an endpoint is the same as before. The datapath creates a new one if the device was

@@ -95,7 +95,7 @@ func (p *Plugin) Run(ctx context.Context, stdout io.Writer) error {
 	case invocation.GC:
 		return p.gc(ctx)
 	default:
-		return cniError(string(p.in.Command), errors.New("is not carried out here"))
+		return cniError(string(p.in.Command), errors.New("unexpected command"))
 	}
 }
 

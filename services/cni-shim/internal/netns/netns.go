@@ -66,7 +66,7 @@ func NeedsName(path string) bool {
 // caller's own. The error is ErrInvalid unless the file cannot be read at all.
 func Check(path string) (ID, error) {
 	if strings.HasPrefix(filepath.Clean(path)+"/", "/proc/") && !IsProcess(path) {
-		return ID{}, fmt.Errorf("%w: in /proc only /proc/PID/ns/net is taken", ErrInvalid)
+		return ID{}, fmt.Errorf("%w: in /proc only /proc/PID/ns/net is accepted", ErrInvalid)
 	}
 	id, err := identify(path)
 	if err != nil {

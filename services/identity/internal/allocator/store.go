@@ -31,7 +31,7 @@ var (
 // Errors of a Store of identities.
 var (
 	// ErrZone: the candidate was chosen for another zone than Zone returns now.
-	ErrZone = errors.New("numbers come from another zone")
+	ErrZone = errors.New("the zone of numbers has changed")
 	// ErrOccupied: the candidate belongs to another label set or is in quarantine.
 	ErrOccupied = errors.New("number is occupied")
 	// ErrConflict: the number now has another label set, or the label set another number. It is always a *ConflictError.

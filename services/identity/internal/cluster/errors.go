@@ -18,9 +18,9 @@ var (
 	// ErrNoSpace: the store responds, but accepts only deletions until its operator frees space.
 	ErrNoSpace = errors.New("store has no space")
 	// ErrWaits: sluice-store allocates no new numbers and ranges now; the rest works. It also is ErrUnavailable.
-	ErrWaits = fmt.Errorf("%w: new numbers and ranges wait", ErrUnavailable)
+	ErrWaits = fmt.Errorf("%w: no new numbers and ranges are allocated for now", ErrUnavailable)
 	// ErrRestored: sluice-store continues with restored data, or without data. Nodes first claim what they hold.
-	ErrRestored = fmt.Errorf("%w: sluice-store was restored, and for a minute nodes claim the ones that they hold",
+	ErrRestored = fmt.Errorf("%w: sluice-store was restored, and nodes have a minute to claim the ones that they hold",
 		ErrWaits)
 	// ErrUnleased: sluice-store in Kubernetes has not renewed its Lease.
 	ErrUnleased = fmt.Errorf("%w: sluice-store has not renewed its Lease in Kubernetes, so another one may take its "+

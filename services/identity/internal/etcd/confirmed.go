@@ -66,11 +66,11 @@ func (s *Confirmed) Report(ctx context.Context, r confirmed.Report) error {
 func (s *Confirmed) Publish(ctx context.Context, sum confirmed.Summary) error {
 	value, err := json.Marshal(sum)
 	if err != nil {
-		return fmt.Errorf("publish what nodes confirmed: %w", err)
+		return fmt.Errorf("publish the summary of confirmations: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	_, err = s.session.Commit(ctx, "publish what nodes confirmed", s.session.Txn(ctx).
+	_, err = s.session.Commit(ctx, "publish the summary of confirmations", s.session.Txn(ctx).
 		If(collects(s.cfg)).
 		Then(clientv3.OpPut(s.summaryKey(), string(value))))
 	return denied(err, clusterPrefix(s.cfg.Prefix), "the etcd role of the nodes")

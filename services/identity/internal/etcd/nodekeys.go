@@ -103,7 +103,7 @@ func (d nodeDecoder) record(kv *mvccpb.KeyValue) (registry.Record, error) {
 	}
 	if len(r.Labels) > maxNodeLabels {
 		// Only the labels are ignored: the node keeps its ranges, and its addresses still belong to a remote node.
-		d.log.Error("labels of a node in etcd are ignored", "key", string(kv.Key), "labels", len(r.Labels),
+		d.log.Error("a node in etcd has too many labels; ignoring them", "key", string(kv.Key), "labels", len(r.Labels),
 			"at most", maxNodeLabels)
 		r.Labels = nil
 	}

@@ -325,7 +325,7 @@ func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefi
 				b.ops = append(b.ops, clientv3.OpDelete(string(kv.Key)))
 			}
 		}
-		b.s.cfg.Log.Warn("ranges of a silent node are taken over", "node", node, "ranges", lost)
+		b.s.cfg.Log.Warn("taking over the ranges of a silent node", "node", node, "ranges", lost)
 	}
 	return nil
 }

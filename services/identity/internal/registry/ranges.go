@@ -434,7 +434,7 @@ func (r *Registry) ReturnRange(ctx context.Context, p netip.Prefix, validateOnly
 		return false, fmt.Errorf("%w: %w", ErrRecords, err)
 	}
 	if returned {
-		r.cfg.Log.Info("a block of this node goes back to the cluster's pool", "range", p)
+		r.cfg.Log.Info("returning a block of this node to the cluster's pool", "range", p)
 	}
 	return returned, nil
 }

@@ -115,7 +115,7 @@ func (a *Agent) claim(ctx context.Context, f ipam.Family, b blocks) error {
 	if err := a.Ranges.SetRanges(ctx, append(a.serving(), p)); err != nil {
 		return fmt.Errorf("the block %s: %w", p, err)
 	}
-	a.Log.Info("a block of the cluster's pool serves", "range", p)
+	a.Log.Info("allocating addresses from a new block of the cluster's pool", "range", p)
 	if err := faultServed.Hit(ctx); err != nil {
 		return fmt.Errorf("%w: %w", ErrAway, err)
 	}
@@ -170,7 +170,7 @@ func (a *Agent) shrink(ctx context.Context) {
 			continue
 		}
 		delete(a.owed, p)
-		a.Log.Info("a block went back to the cluster's pool", "range", p)
+		a.Log.Info("returned a block to the cluster's pool", "range", p)
 		_ = faultReturned.Hit(ctx) // a test kills the process there
 	}
 }

@@ -218,7 +218,7 @@ func (a *Agent) Checked() error {
 	if a.checked {
 		return nil
 	}
-	return fmt.Errorf("%w yet: they are compared with the cluster's", ipam.ErrNoRange)
+	return fmt.Errorf("%w yet: its ranges are being compared with the cluster's", ipam.ErrNoRange)
 }
 
 // Problems returns the problems that the status shows to operators.
@@ -437,7 +437,7 @@ func (a *Agent) complain(subject string, err error) {
 		text = err.Error()
 	}
 	if text != a.logged[subject] && text != "" {
-		a.Log.Warn("the ranges of this node and the cluster", "subject", subject, log.Err(err))
+		a.Log.Warn("cannot reconcile the ranges of this node with the cluster", "subject", subject, log.Err(err))
 	}
 	a.logged[subject] = text
 }

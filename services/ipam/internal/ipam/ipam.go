@@ -60,7 +60,7 @@ var (
 	// read it again.
 	ErrStoreLost = errors.New("the state on disk is uncertain")
 	// ErrInconsistent: the stored state contradicts itself.
-	ErrInconsistent = errors.New("the state contradicts itself")
+	ErrInconsistent = errors.New("the stored state is inconsistent")
 )
 
 // Family is an IP version.

@@ -139,7 +139,7 @@ func trim(o runtime.Object) *object {
 // Upsert implements kube.Handler.
 func (n *Node) Upsert(_ types.NamespacedName, o *object) {
 	if len(o.labels) > maxLabels {
-		n.Log.Error("the Node has too many labels: rules do not select it by any", "labels", len(o.labels),
+		n.Log.Error("the Node has too many labels; no rule selects it by label", "labels", len(o.labels),
 			"at most", maxLabels)
 	}
 	n.note(func() { n.object = o })
@@ -309,7 +309,7 @@ func (n *Node) report(why error) {
 	case errors.Is(why, errUnread): // this is so at every first start
 		n.Log.Info("waiting for the Node", log.Err(why))
 	default:
-		n.Log.Warn("no range of addresses serves", log.Err(why))
+		n.Log.Warn("no address range is available", log.Err(why))
 	}
 }
 

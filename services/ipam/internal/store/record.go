@@ -131,7 +131,7 @@ func encodeQuarantined(until time.Time) []byte { return putTime([]byte{recordVer
 func decodeQuarantined(key, value []byte) (ipam.Quarantined, error) {
 	a, ok := parseAddr(key)
 	if !ok || len(value) != 9 || value[0] != recordVersion {
-		return ipam.Quarantined{}, fmt.Errorf("%w: the rest of address %x", errRecord, key)
+		return ipam.Quarantined{}, fmt.Errorf("%w: the quarantine of address %x", errRecord, key)
 	}
 	return ipam.Quarantined{Addr: a, Until: parseTime(value[1:])}, nil
 }

@@ -145,7 +145,7 @@ func (o *Owner) runLevels(ctx context.Context) {
 		}
 		err := o.computeLevels(ctx)
 		if err != nil && ctx.Err() == nil {
-			o.config.Log.Warn("levels of the shares not applied, trying again", "error", err)
+			o.config.Log.Warn("cannot apply the new shares of tenants; retrying", "error", err)
 		}
 	}
 }

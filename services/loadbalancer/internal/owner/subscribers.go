@@ -35,7 +35,7 @@ type Subscription struct {
 	Capacity *frontend.Capacity
 }
 
-// Subscribers are the subscribers of frontends, their progress, and who learns of it: callers of Wait, and watchers of
+// Subscribers manages the subscribers of frontends and their progress, and notifies callers of Wait and watchers of
 // services. The exported methods may be called concurrently; all else belongs to the loop.
 type Subscribers struct {
 	loop        *loop.Loop
@@ -78,7 +78,7 @@ func (s *Subscribers) sorted() []*stream.Subscriber {
 	return slices.SortedFunc(maps.Values(s.all), func(a, b *stream.Subscriber) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// manyFrontends is the number from which on sending all frontends leaves much garbage.
+// manyFrontends is the number of frontends from which sending all of them leaves much garbage.
 const manyFrontends = 256
 
 // Subscribe connects a subscriber. The caller must close the session.
@@ -262,8 +262,8 @@ func (s *Subscribers) reached(revision uint64, of []service.Name, ended bool) (W
 		for _, k := range slices.SortedFunc(maps.Keys(p.Refusals), compile.CompareKeys) {
 			r := p.Refusals[k]
 			if len(of) == 0 || slices.Contains(of, r.Service) {
-				return Waited{}, false, fmt.Errorf("%w: %s keeps what it had of %s of service %s: %s", failure.ErrRefused, x.Name,
-					compile.KeyText(k), r.Service, r.Reason)
+				return Waited{}, false, fmt.Errorf("%w: %s has not applied %s of service %s: %s", failure.ErrRefused,
+					x.Name, compile.KeyText(k), r.Service, r.Reason)
 			}
 		}
 		out.Enforcing = append(out.Enforcing, x.Name)

@@ -51,5 +51,6 @@ func (c *compiler) noteReduced() {
 		c.problems.Note("tables", nil)
 		return
 	}
-	c.problems.Note("tables", fmt.Errorf("%d tables lack rules: %s", len(list), list[0]))
+	c.problems.Note("tables", fmt.Errorf("%d policy tables lack some of their rules; the first: %s", len(list),
+		list[0]))
 }

@@ -54,7 +54,7 @@ func (r *Reviewer) Node(ctx context.Context, token string) (string, error) {
 	case !slices.Contains(st.Audiences, store.Audience):
 		return "", fmt.Errorf("%w: it is not for the audience %s", ErrRefused, store.Audience)
 	case st.User.Username != r.account:
-		return "", fmt.Errorf("%w: it is of %s, not of %s", ErrRefused, st.User.Username, r.account)
+		return "", fmt.Errorf("%w: it belongs to %s, not to %s", ErrRefused, st.User.Username, r.account)
 	}
 	node := st.User.Extra[nodeClaim]
 	if len(node) != 1 || node[0] == "" {

@@ -206,7 +206,7 @@ func (g *Gateway) handshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error
 // up the connections of all.
 func (g *Gateway) full(node string) error {
 	if len(g.conns) >= maxConnections {
-		return fmt.Errorf("%d connections are open", maxConnections)
+		return fmt.Errorf("the maximum of %d connections is reached", maxConnections)
 	}
 	own := 0
 	for c := range g.conns {
@@ -215,7 +215,7 @@ func (g *Gateway) full(node string) error {
 		}
 	}
 	if own >= maxOfNode {
-		return fmt.Errorf("the node %s has %d connections", node, own)
+		return fmt.Errorf("the node %s has reached the maximum of %d connections", node, own)
 	}
 	return nil
 }
@@ -228,7 +228,7 @@ func Node(s tls.ConnectionState) (node, enrolment string, err error) {
 	leaf := s.VerifiedChains[0][0]
 	node, ok := authority.Node(leaf.Subject.CommonName)
 	if !ok {
-		return "", "", fmt.Errorf("the certificate is of %q, which is no node", leaf.Subject.CommonName)
+		return "", "", fmt.Errorf("the certificate is for %q, which is not a node", leaf.Subject.CommonName)
 	}
 	return node, authority.Enrolment(leaf), nil
 }

@@ -176,7 +176,7 @@ func (m *Member) keepAddress(ctx context.Context) {
 		m.o.Log.Warn("the address of this member cannot be changed yet", "address", want[0], log.Err(err))
 		return
 	}
-	m.o.Log.Info("this member has another address", "address", want[0])
+	m.o.Log.Info("changed the address of this member", "address", want[0])
 }
 
 // promote gives votes to members that have all data, so that the number of votes becomes odd: with an even number the
@@ -246,7 +246,7 @@ func (m *Member) defragment(ctx context.Context) {
 			Action: pb.AlarmRequest_DEACTIVATE, Alarm: pb.AlarmType_NOSPACE, MemberID: uint64(s.MemberID()),
 		})
 		if err != nil {
-			m.o.Log.Warn("the alarm that the store is full does not end", log.Err(err))
+			m.o.Log.Warn("cannot clear the alarm NOSPACE", log.Err(err))
 			return
 		}
 		m.o.Log.Info("the store has space again and accepts writes")

@@ -122,11 +122,11 @@ func (s *conns) admit(c *conn, r reader.Reader) error {
 	var err error
 	switch {
 	case s.clients >= maxConns:
-		err = fmt.Errorf("%d connections are open", maxConns)
+		err = fmt.Errorf("the maximum of %d connections is reached", maxConns)
 	case !r.All && s.tenants >= maxTenantsConns:
-		err = fmt.Errorf("%d connections with certificates of tenants are open", maxTenantsConns)
+		err = fmt.Errorf("the maximum of %d connections with certificates of tenants is reached", maxTenantsConns)
 	case !r.All && s.byTenant[r.Tenant] >= maxTenantConns:
-		err = fmt.Errorf("%d connections with certificates of %s are open", maxTenantConns, r.Tenant)
+		err = fmt.Errorf("the maximum of %d connections with certificates of %s is reached", maxTenantConns, r.Tenant)
 	}
 	if err != nil {
 		if now := time.Now(); now.Sub(s.logged) >= time.Minute {

@@ -79,10 +79,12 @@ func Open(cfg Config) (*Session, error) {
 		return nil, fmt.Errorf("listen interval %s, timeout %s: want more than 0", cfg.Listen, cfg.Timeout)
 	}
 	if cfg.TTL < time.Second || cfg.AliveTTL < time.Second {
-		return nil, fmt.Errorf("lease of %s, lease of the name %s: both must be at least 1s", cfg.TTL, cfg.AliveTTL)
+		return nil, fmt.Errorf("session lease of %s, node name lease of %s: both must be at least 1s", cfg.TTL,
+			cfg.AliveTTL)
 	}
 	if cfg.Incarnation == "" || strings.ContainsAny(cfg.Incarnation+cfg.Boot, " /") {
-		return nil, fmt.Errorf("incarnation %q, boot %q: want words", cfg.Incarnation, cfg.Boot)
+		return nil, fmt.Errorf("incarnation %q, boot %q: must not contain spaces or '/', and the incarnation must "+
+			"not be empty", cfg.Incarnation, cfg.Boot)
 	}
 	client, handshake, err := cfg.Client.dial()
 	if err != nil {

@@ -146,7 +146,7 @@ func strict(b []byte, v any) error {
 		return err
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("more follows after the record")
+		return errors.New("unexpected data after the record")
 	}
 	return nil
 }

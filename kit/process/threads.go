@@ -26,7 +26,7 @@ func roomForThreads(logger *slog.Logger) error {
 	}
 	usual := usualThreads + runtime.GOMAXPROCS(0)
 	if r, limited := tasks.Left(); limited && r.Left < usual {
-		logger.Warn("few threads are left in the cgroup; a busy service that gets none is ended by the Go runtime",
+		logger.Warn("few threads are left in the cgroup; if the service cannot create a thread, the Go runtime ends it",
 			"limit", r.File, "left", r.Left, "of", r.Limit, "usual", usual)
 	}
 	return nil

@@ -94,7 +94,7 @@ func (l *limiter) enter(ctx context.Context, method string) (done func(), _ erro
 	select {
 	case l.admitted <- struct{}{}:
 	default:
-		return nil, l.refuse("%s: %d calls run and %d wait", method, l.limit.InFlight, l.limit.Waiting)
+		return nil, l.refuse("%s: %d calls running, %d waiting", method, l.limit.InFlight, l.limit.Waiting)
 	}
 	select {
 	case l.running <- struct{}{}:

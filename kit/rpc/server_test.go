@@ -478,7 +478,7 @@ func TestFullQueueIsRefusedWithRetryInfo(t *testing.T) {
 	servicetest.Eventually(t, "one waiting and two running calls", func() bool { return len(lim.admitted) == 3 })
 
 	_, err := c.EmptyCall(t.Context(), &pb.Empty{})
-	wantCode(t, err, codes.ResourceExhausted, "2 calls run and 1 wait")
+	wantCode(t, err, codes.ResourceExhausted, "2 calls running, 1 waiting")
 	if d, _ := rpcerr.RetryDelay(err); d != 250*time.Millisecond || !rpcerr.Has(err, rpcerr.TooManyCalls) {
 		t.Errorf("retry after %v, details %v; want 250ms and TOO_MANY_CALLS", d, status.Convert(err).Details())
 	}

@@ -135,7 +135,7 @@ func (w *pageWalk) tree(id uint64, low, high []byte, depth int) error {
 	}
 	overflow := uint64(order.Uint32(page[12:]))
 	if id+overflow >= w.high {
-		return fmt.Errorf("page %d: reaches to page %d of %d", id, id+overflow, w.high)
+		return fmt.Errorf("page %d: extends to page %d of %d", id, id+overflow, w.high)
 	}
 	if got := order.Uint64(page); got != id {
 		return fmt.Errorf("page %d: has the page number %d", id, got)

@@ -20,11 +20,11 @@ const (
 	// ByEndpoint divides one half of the limit equally among the endpoints of a node that use it,
 	// and lets all of them use the other half.
 	ByEndpoint Divided = "endpoint"
-	// ByUse takes back the oldest part of the endpoint that uses most, when the limit is used up.
+	// ByUse removes the oldest item of the endpoint that uses the most of the limit, once the limit is reached.
 	ByUse Divided = "endpoint that uses most"
 	// PerObject is a limit of a single object: no tenant can use up the capacity of another.
 	PerObject Divided = "object"
-	// ByRoot is a limit that only calls and files of root use. Tenants have no part in it.
+	// ByRoot is a limit that only calls and files of root use: tenants cannot use it up.
 	ByRoot Divided = "root alone"
 	// Undivided is a limit of the node or the cluster that is not divided yet.
 	Undivided Divided = "not divided"
@@ -96,8 +96,8 @@ var All = []Bound{
 	},
 	{
 		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "16,384", Divided: ByEndpoint,
-		Beyond: "a pod above its guarantee makes space by its own expired names, or LearnNames is refused; " +
-			"a pod below its guarantee takes what ends first from pods above their guarantee",
+		Beyond: "a pod above its guarantee only replaces its own expired names, or LearnNames is refused; " +
+			"a pod below it replaces the names of such pods that expire first",
 		Shown: "error of the call",
 		Tests: []string{"TestNamesWhoseTimeIsOverMakeRoom", "TestNamesOfOneTenantKeepOutNoneOfAnother"},
 	},
@@ -108,8 +108,8 @@ var All = []Bound{
 	},
 	{
 		Name: "addresses of one DNS name", Process: "sluice-policy", Default: "1,024", Divided: ByEndpoint,
-		Beyond: "expired addresses of the name are removed; then a pod with less than its part of the name takes what " +
-			"ends first from pods with more, and LearnNames of other pods is refused",
+		Beyond: "expired addresses are removed; then a pod below its part of the name replaces what expires first " +
+			"of pods above their part; LearnNames of other pods is refused",
 		Shown: "error of the call", Tests: []string{"TestOnePodFillsNoName"},
 	},
 	{
@@ -244,13 +244,14 @@ var All = []Bound{
 	{
 		Name: "new label sets by changes of labels", Process: "sluice-identity",
 		Default: "256, then 1 a second, on a node", Divided: ByTenant,
-		Beyond: "a change waits for its turn, after 15 s isolated", Shown: "`sluice status`",
+		Beyond: "a change waits for its turn; after 15 s the pod is isolated", Shown: "`sluice status`",
 		Tests: []string{"TestPodsThatFlipTheirLabelsDelayNoOtherTenant", "TestTenantsTakeTurns"},
 	},
 	{
 		Name: "changes of the labels of one pod", Process: "sluice-identity", Default: "5, then 1 in 10 s",
 		Divided: PerObject,
-		Beyond:  "a change waits, after 15 s isolated; the newest labels count; a change that narrows needs no rate",
+		Beyond:  "a change waits; after 15 s the pod is isolated; the newest labels count; a change that only removes " +
+			"permissions does not wait",
 		Shown:   "`sluice status`",
 		Tests: []string{
 			"TestRatesOfAPod", "TestLabelsThatNeverRestTakeFewNumbers", "TestChangeThatNarrowsWaitsForNoRate",
@@ -260,7 +261,7 @@ var All = []Bound{
 	{
 		Name: "changes of the labels of the pods of one controller", Process: "sluice-identity",
 		Default: "256, then 1 a second", Divided: PerObject,
-		Beyond: "a change waits, after 15 s isolated", Shown: "`sluice status`",
+		Beyond: "a change waits; after 15 s the pod is isolated", Shown: "`sluice status`",
 		Tests: []string{"TestRatesOfAControllerCountWithinItsNamespace"},
 	},
 	{
@@ -482,8 +483,8 @@ var All = []Bound{
 	},
 	{
 		Name: "memory of held DNS answers", Process: dns, Default: "16 MiB, of one pod 2 MiB", Divided: ByUse,
-		Beyond: "the oldest answer to the pod that uses most passes and teaches nothing; if it is large or fragmented, " +
-			"it is dropped",
+		Beyond: "the oldest answer to the pod that uses most passes, and its addresses are not learned; if it is large or " +
+			"fragmented, it is dropped",
 		Shown: "`sluice_dns_late_total` (`share`)", Tests: []string{"TestOnePodDelaysNoOther"},
 	},
 	{
@@ -504,8 +505,8 @@ const (
 	hubble   = "sluice-hubble"
 	store    = "sluice-store"
 	dns      = "sluice-dns"
-	taught   = "answers to pods above their guarantee pass and teach nothing; " +
-		"a pod below it takes what ends first from them"
+	taught   = "answers to pods above their guarantee pass, but are not learned; " +
+		"a pod below it replaces what expires first of such pods"
 	closed   = "tables of a tenant above its share keep only their first rules; if none fits, their pods are isolated"
 	prefixes = "as for tables; a learned address is left out"
 	ofMaps   = "`sluice shares`, `sluice status` of the node, `sluice_datapath_exceeds_share`"

@@ -407,7 +407,7 @@ func TestKernelAddUndoesWhatItHasNoAnswerAbout(t *testing.T) {
 func TestKernelAddRenewsItsLeaseWhileItWaits(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
 	n.Lease = time.Second / 2
-	full := withDetails(codes.ResourceExhausted, "4 calls run and 8 wait", &errdetails.RetryInfo{RetryDelay: durationpb.New(20 * time.Millisecond)})
+	full := withDetails(codes.ResourceExhausted, "4 calls running, 8 waiting", &errdetails.RetryInfo{RetryDelay: durationpb.New(20 * time.Millisecond)})
 	n.Fail("CreateEndpoint", func(ctx context.Context) error {
 		renewed := 0
 		for _, method := range n.Calls() {
@@ -548,7 +548,7 @@ func TestKernelAddUndoesAnEarlierRequestThatWasNotAnswered(t *testing.T) {
 		lost = true
 		return status.Error(codes.Unavailable, "the connection broke")
 	})
-	full := withDetails(codes.ResourceExhausted, "4 calls run and 8 wait", &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Minute)})
+	full := withDetails(codes.ResourceExhausted, "4 calls running, 8 waiting", &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Minute)})
 	n.Fail("CreateEndpoint", func(ctx context.Context) error {
 		if lost {
 			return full(ctx)
@@ -1201,7 +1201,7 @@ func TestVersionNeedsNoInput(t *testing.T) {
 
 func TestKernelLogTellsOfEachVerbOnce(t *testing.T) {
 	n, ns := nodetest.New(t), newNetns(t)
-	full := withDetails(codes.ResourceExhausted, "4 calls run and 8 wait", &errdetails.RetryInfo{RetryDelay: durationpb.New(20 * time.Millisecond)})
+	full := withDetails(codes.ResourceExhausted, "4 calls running, 8 waiting", &errdetails.RetryInfo{RetryDelay: durationpb.New(20 * time.Millisecond)})
 	calls := 0
 	n.Fail("CreateEndpoint", func(ctx context.Context) error {
 		if calls++; calls == 1 {
@@ -1280,7 +1280,7 @@ func TestKernelLogTellsOfEachVerbOnce(t *testing.T) {
 func TestKernelBurstIsServedWithoutRefusal(t *testing.T) {
 	const pods, running, places = 110, 4, 12
 	n, ns := nodetest.New(t), newNetns(t)
-	full := withDetails(codes.ResourceExhausted, "4 calls run and 8 wait", &errdetails.RetryInfo{RetryDelay: durationpb.New(100 * time.Millisecond)})
+	full := withDetails(codes.ResourceExhausted, "4 calls running, 8 waiting", &errdetails.RetryInfo{RetryDelay: durationpb.New(100 * time.Millisecond)})
 	for _, method := range []string{"Allocate", "CreateEndpoint"} {
 		var asked atomic.Int32
 		all, run, place := make(chan struct{}), make(chan struct{}, running), make(chan struct{}, places)

@@ -436,7 +436,7 @@ func (s *Source) Scan(ctx context.Context) error {
 		if size += len(f.Data); size > s.MaxBytes && f.Err == nil {
 			size -= len(f.Data)
 			f.Data, f.Err = nil, fmt.Errorf(
-				"limit exceeded: the files together may have %d bytes (limits.manifests), those before it have %d",
+				"limit exceeded: all files together may have %d bytes (limits.manifests), the files before this one have %d",
 				s.MaxBytes, size)
 		}
 		if f.Err != nil {
@@ -499,7 +499,7 @@ func (p *pending) held(patience time.Duration) (keep map[string]error, target bo
 		}
 		keep[name] = nil
 		if waited := time.Since(since); waited >= patience {
-			keep[name] = errors.New("is open for writing; its previous objects stay until it is closed")
+			keep[name] = errors.New("is open for writing: its previous objects stay until it is closed")
 		} else {
 			p.again = true
 		}

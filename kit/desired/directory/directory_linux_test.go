@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// feed keeps the content of the files, as an owner does.
+// feed is a Feed that stores the content of each file, or "!" and the error of a file that cannot be read.
 type feed struct {
 	mu     sync.Mutex
 	has    map[string]string
@@ -182,7 +182,7 @@ func TestFileThatIsBeingWrittenKeepsWhatItHad(t *testing.T) {
 	defer f.Close()
 	_, err = f.WriteString("half")
 	p.do(err)
-	p.want("open for too long", "a.yaml=!is open for writing; its previous objects stay until it is closed")
+	p.want("open for too long", "a.yaml=!is open for writing: its previous objects stay until it is closed")
 	_, err = f.WriteString(" and half")
 	p.do(err)
 	p.do(f.Close())
@@ -251,8 +251,8 @@ func TestFilesTogetherAreBounded(t *testing.T) {
 	p.write("b.yaml", "12345678")
 	p.write("c.yaml", "12")
 	p.want("the bound", "a.yaml=12345678 "+
-		"b.yaml=!limit exceeded: the files together may have 10 bytes (limits.manifests), "+
-		"those before it have 8 c.yaml=12")
+		"b.yaml=!limit exceeded: all files together may have 10 bytes (limits.manifests), "+
+		"the files before this one have 8 c.yaml=12")
 }
 
 func TestFileThatVanishesWhileItIsListedIsNotDeletedYet(t *testing.T) {

@@ -57,7 +57,7 @@ func (r Renamed) Names(yield func(name string) bool) {
 func (r Renamed) Warn(l *slog.Logger, source string, before Renamed) {
 	for _, file := range slices.Sorted(maps.Keys(r)) {
 		if !slices.Equal(r[file], before[file]) {
-			l.Warn("a file cannot be read: the objects of the files that are gone stay, because it may be one of them",
+			l.Warn("a file cannot be read: the objects of removed files stay, because it may be one of them under a new name",
 				"source", source, "origin", file, "gone", r[file])
 		}
 	}

@@ -234,7 +234,7 @@ func TestFilesThatWereNotReadCountAgainstTheBound(t *testing.T) {
 	s.want("both fit", "b.yaml", "c.yaml")
 	s.put("d.yaml", strings.Repeat("#", 1000))
 	s.want("a third", "d.yaml")
-	if err := s.feed.last["d.yaml"].Err; err == nil || !strings.Contains(err.Error(), "those before it have 2000") {
+	if err := s.feed.last["d.yaml"].Err; err == nil || !strings.Contains(err.Error(), "before this one have 2000") {
 		t.Errorf("the third file: %v", err)
 	}
 	s.put("a.yaml", strings.Repeat("#", 1000)) // now c.yaml is the third file

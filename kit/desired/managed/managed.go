@@ -92,7 +92,7 @@ func (c *Caller) Check(revision uint64) error {
 // CheckRun returns ErrChanged if the service was restarted since the caller's listing began.
 func (c *Caller) CheckRun(listed, run [16]byte) error {
 	if listed != run {
-		return fmt.Errorf("%w: this is another run of the service than the one that took the listing of %q",
+		return fmt.Errorf("%w: the service was restarted since the listing of the manager %q began",
 			failure.ErrChanged, c.Manager)
 	}
 	return nil

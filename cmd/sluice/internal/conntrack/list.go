@@ -33,9 +33,9 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 		Short: "List tracked connections",
 		Long: `List tracked connections, unordered. A connection is listed if it meets every kind of
 filter; of several filters of one kind, it must meet one. ASKED is the service address that
-was translated for the connection; it is missing if the service was translated when a
-socket connected. The command counts connections beyond --limit. With -o json, each line
-is one object.`,
+packets of the connection are sent to; it is empty if the service was translated in the
+connect call of a socket. If more connections than --limit match, the command reports how
+many are not shown. With -o json, each line is one object.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req, err := o.request(cmd.Context(), inv)

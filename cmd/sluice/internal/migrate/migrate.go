@@ -30,7 +30,7 @@ func fromCilium(inv *invocation.Invocation) *cobra.Command {
 	var files []string
 	cmd := &cobra.Command{
 		Use:   "from-cilium -f FILE",
-		Short: "Report what of Cilium's settings and objects works, differs or is missing, and the values to install with",
+		Short: "Report which settings and objects of Cilium work, differ or are missing, and the values to install with",
 		Long: `Read files with the ConfigMap cilium-config, Helm values of Cilium, policies and other objects,
 without a cluster. Report what works unchanged, what differs and what is missing, and print the
 values of Sluice's Helm chart. Policies are checked as by policy validate, which executes

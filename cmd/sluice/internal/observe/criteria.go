@@ -154,7 +154,7 @@ var kinds = []kind{
 	},
 	{
 		"service", true,
-		"events of packets to the service [NAMESPACE/]NAME, or to its backends without a service address",
+		"events of packets to the service [NAMESPACE/]NAME, and to its backends unless sent to another service",
 		addService,
 	},
 	{"verdict", true, "forwarded, dropped, audited or redirected", addVerdict},

@@ -23,7 +23,7 @@ const timeout = 30 * time.Second // the configuration's default
 
 func refusal(code unary.Code, delay time.Duration) error {
 	d := message.Duration{Seconds: int64(delay / time.Second), Nanos: int32(delay % time.Second)}
-	return &unary.Error{Code: code, Message: "4 calls run and 8 wait", Details: []*message.Any{
+	return &unary.Error{Code: code, Message: "4 calls running, 8 waiting", Details: []*message.Any{
 		{TypeURL: "type.googleapis.com/google.rpc.RetryInfo", Value: message.Marshal(&message.RetryInfo{RetryDelay: d})},
 	}}
 }

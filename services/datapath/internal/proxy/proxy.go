@@ -141,8 +141,8 @@ func (p *Proxy) Warnings() []string {
 	if p.failure == nil {
 		return nil
 	}
-	return []string{fmt.Sprintf("the %s proxy runs, but gets no packets, so that packets for it are dropped: %v", p.o.Kind,
-		p.failure)}
+	return []string{fmt.Sprintf("the %s proxy is running, but cannot be attached, so packets for it are dropped: %v",
+		p.o.Kind, p.failure)}
 }
 
 // Run attaches proxies until ctx ends. An attached proxy keeps its queue beyond that, and the programs continue to use
@@ -298,7 +298,7 @@ func (p *Proxy) attach(c conn) error {
 	level := slog.LevelInfo
 	if had != nil {
 		p.replaced++
-		level = slog.LevelDebug // who connects in a loop does not fill the log
+		level = slog.LevelDebug // a proxy that connects in a loop must not fill the log
 		had.conn.Close()
 	}
 	p.o.Log.Log(context.Background(), level, "proxy attached", "proxy", p.o.Kind.String(), "device", p.o.Device.Name(),

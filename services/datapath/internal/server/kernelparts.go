@@ -149,17 +149,17 @@ const lossNews = 5 * time.Minute
 
 func (c Connections) warnings(now time.Time) (all []string) {
 	if !c.EvictedAt.IsZero() && now.Sub(c.EvictedAt) < lossNews {
-		all = append(all, fmt.Sprintf("connections were evicted because the map is full, found at %s, %d in all: answers "+
-			"that come late to UDP may be dropped, TCP connections continue; `sluice map list` shows how full it is, `sluice observe "+
-			"--reason connection-budget` which containers use it up", c.EvictedAt.UTC().Format(time.RFC3339), c.Evicted))
+		all = append(all, fmt.Sprintf("connections were evicted because the map is full, found at %s, %d in all: late "+
+			"answers over UDP may be dropped, TCP connections continue; `sluice map list` shows how full it is, `sluice "+
+			"observe --reason connection-budget` which containers use it up", c.EvictedAt.UTC().Format(time.RFC3339), c.Evicted))
 	}
 	if !c.OutsideSpent.IsZero() && now.Sub(c.OutsideSpent) < lossNews {
-		all = append(all, fmt.Sprintf("more connections from outside than their budget, last at %s: new ones from outside were "+
-			"dropped, also those that policies allow; open connections and new ones of containers are not affected; `sluice "+
+		all = append(all, fmt.Sprintf("connections from outside exceeded their budget, last at %s: new ones from outside "+
+			"were dropped, even if policies allow them; open connections and new ones of containers are not affected; `sluice "+
 			"observe --reason connection-budget` shows who begins them", c.OutsideSpent.UTC().Format(time.RFC3339)))
 	}
 	if c.PickUpStopped > 0 {
-		all = append(all, fmt.Sprintf("more connections were ended by policy than the node can remember, %d so far: TCP "+
+		all = append(all, fmt.Sprintf("policies have ended more connections than the node can record, %d so far: TCP "+
 			"connections of %d endpoints that it does not know are not picked up, and have to be opened again", c.Unremembered,
 			c.PickUpStopped))
 	}

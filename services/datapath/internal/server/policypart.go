@@ -56,7 +56,7 @@ func (p *PolicyPart) report(r *report) error {
 	}
 	r.AuditMode = p.mode()
 	if p.Audit {
-		r.warn("audit mode: what policies deny passes for every endpoint, because policy.audit is set")
+		r.warn("audit mode: packets that policies deny pass for every endpoint, because policy.audit is set")
 	}
 	return nil
 }

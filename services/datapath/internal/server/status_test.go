@@ -160,7 +160,7 @@ func TestStatusWarnsOfConnectionsThatWereLost(t *testing.T) {
 		{Connections{Evicted: 7, EvictedAt: now.Add(-time.Hour)}, ""},
 		{Connections{Evicted: 7, EvictedAt: now.Add(-2 * time.Second)}, ", 7 in all"},
 		{Connections{OutsideSpent: now.Add(-time.Hour)}, ""},
-		{Connections{OutsideSpent: now.Add(-2 * time.Second)}, "more connections from outside than their budget, last at "},
+		{Connections{OutsideSpent: now.Add(-2 * time.Second)}, "connections from outside exceeded their budget, last at "},
 		{Connections{PickUpStopped: 3, Unremembered: 9}, "9 so far: TCP connections of 3 endpoints"},
 	} {
 		got := strings.Join(c.conns.warnings(now), "\n")

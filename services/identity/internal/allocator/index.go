@@ -60,7 +60,7 @@ func newIndex(cfg *Config, pub Publisher, holds Holds, heard time.Time) *index {
 func (x *index) restore(holders []HolderRecord, known []identity.Identity) error {
 	for _, r := range holders {
 		if !holdable(r.Identity) {
-			return fmt.Errorf("holder %s: %d is not a number that can be held", r.Holder, r.Identity.Number)
+			return fmt.Errorf("holder %s: a workload cannot have the identity %d", r.Holder, r.Identity.Number)
 		}
 		if h := x.held.other(r.Identity.Number, r.Identity.Labels); h != nil {
 			return fmt.Errorf("holder %s: number %d has two label sets: %s and %s", r.Holder, r.Identity.Number, h.labels, r.Identity.Labels)

@@ -361,7 +361,7 @@ func parseHolder(key, value []byte) (allocator.HolderRecord, error) {
 		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %w", errRecord, holder.Holder, err)
 	}
 	if s := holder.Identity.Number.Scope(); s != identity.ScopeCluster && s != identity.ScopeNodeLocal {
-		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: %d is not a number that can be held",
+		return allocator.HolderRecord{}, fmt.Errorf("%w: %s: a workload cannot have the identity %d",
 			errRecord, holder.Holder, r.Number)
 	}
 	return holder, nil

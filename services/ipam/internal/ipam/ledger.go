@@ -501,20 +501,20 @@ func (l *ledger) noRange(f Family) error {
 // sameContent returns an error if an owner's addresses do not satisfy its request.
 func sameContent(a *Allocation, r Request) error {
 	if a.Manager != r.Manager {
-		return fmt.Errorf("%s belongs to the manager %q, not %q: %w", a.Owner, a.Manager, r.Manager, ErrOtherContent)
+		return fmt.Errorf("%s is of the manager %q, not %q: %w", a.Owner, a.Manager, r.Manager, ErrOtherContent)
 	}
 	if len(r.Families) > 0 {
 		for _, f := range []Family{IPv4, IPv6} {
 			holds := slices.ContainsFunc(a.Addresses, func(x Address) bool { return FamilyOf(x.Addr) == f })
 			if asks := slices.Contains(r.Families, f); holds != asks {
-				return fmt.Errorf("%s holds %s, but requests other address families: %w", a.Owner, a.List(),
-					ErrOtherContent)
+				return fmt.Errorf("%s has the addresses %s, but the request is for other address families: %w",
+					a.Owner, a.List(), ErrOtherContent)
 			}
 		}
 	}
 	for _, w := range r.Wanted {
 		if !a.Has(w) {
-			return fmt.Errorf("%s holds %s, but requests %s: %w", a.Owner, a.List(), w, ErrOtherContent)
+			return fmt.Errorf("%s holds %s and asks for %s: %w", a.Owner, a.List(), w, ErrOtherContent)
 		}
 	}
 	return nil
@@ -528,10 +528,10 @@ func (l *ledger) choose(f Family, wanted netip.Addr, namespace string) (netip.Ad
 			return wanted, nil, fmt.Errorf("%s is reserved: %w", wanted, ErrUnavailable)
 		}
 		if p.draining {
-			return wanted, nil, fmt.Errorf("%s is in %s, which is draining: %w", wanted, p.Prefix(), ErrUnavailable)
+			return wanted, nil, fmt.Errorf("%s is of %s, which drains: %w", wanted, p.Prefix(), ErrUnavailable)
 		}
 		if p.refused != "" {
-			return wanted, nil, fmt.Errorf("%s is in %s, which the cluster refuses (%s): %w",
+			return wanted, nil, fmt.Errorf("%s is of %s, which the cluster refuses (%s): %w",
 				wanted, p.Prefix(), p.refused, ErrUnavailable)
 		}
 		if u, ok := l.addrs[wanted]; ok && u.rested == nil {
@@ -621,10 +621,10 @@ func (l *ledger) confirm(now time.Time, o workload.Owner, addrs []netip.Addr) (*
 func (l *ledger) confirmed(now time.Time, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	e := l.held[o]
 	if e == nil || e.State == Leased && !now.Before(e.Expires) {
-		return nil, fmt.Errorf("confirm %s: %w; its lease may have expired", o, ErrNotHeld)
+		return nil, fmt.Errorf("confirm %s: %w (a lease that expired is gone)", o, ErrNotHeld)
 	}
 	if !sameAddresses(e.Addresses, addrs) {
-		return nil, fmt.Errorf("confirm %s: it holds %s, the request has %v: %w", o, e.List(), addrs, ErrMismatch)
+		return nil, fmt.Errorf("confirm %s: it holds %s, given were %v: %w", o, e.List(), addrs, ErrMismatch)
 	}
 	if e.State == Confirmed {
 		return e.Allocation, nil
@@ -668,7 +668,7 @@ func (l *ledger) release(now time.Time, o workload.Owner) *Allocation {
 // addresses, it returns nil.
 func (l *ledger) mayRelease(o workload.Owner, only []netip.Addr) error {
 	if e := l.held[o]; e != nil && len(only) > 0 && !sameAddresses(e.Addresses, only) {
-		return fmt.Errorf("release %s: it holds %s, the request has %v: %w", o, e.List(), only, ErrMismatch)
+		return fmt.Errorf("release %s: it holds %s, given were %v: %w", o, e.List(), only, ErrMismatch)
 	}
 	return nil
 }

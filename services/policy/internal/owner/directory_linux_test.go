@@ -368,7 +368,7 @@ func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
 	defer f.Close()
 	_, err = f.WriteString(policy("a", 2))
 	p.do(err)
-	const why = " !is open for writing; its previous objects stay until it is closed"
+	const why = " !is open for writing: its previous objects stay until it is closed"
 	p.want("half written, and reported", "a.yaml: a 1"+why, "a.yaml: b 1"+why, "c.yaml: c 1")
 	p.write("c.yaml", policy("c", 2))
 	p.want("the other files are still followed", "a.yaml: a 1"+why, "a.yaml: b 1"+why, "c.yaml: c 2")

@@ -120,7 +120,7 @@ func Open(o Settings) (_ *Member, err error) {
 	return m, nil
 }
 
-// checkDatabase returns an error for a database that is corrupt or cut. etcd would panic, or fail when it first reads a
+// checkDatabase returns an error for a corrupt or truncated database. etcd would panic, or fail when it first reads a
 // page that is missing.
 func checkDatabase(path string) error {
 	info, err := os.Stat(path)
@@ -137,7 +137,8 @@ func checkDatabase(path string) error {
 	defer db.Close() //nolint:errcheck // a read
 	return db.View(func(tx *bbolt.Tx) error {
 		if tx.Size() > info.Size() {
-			return fmt.Errorf("the database %s has %d bytes, and its pages need %d: it was cut", path, info.Size(), tx.Size())
+			return fmt.Errorf("the database %s has %d bytes, but its pages need %d: it was truncated",
+				path, info.Size(), tx.Size())
 		}
 		return nil
 	})

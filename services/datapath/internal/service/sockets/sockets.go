@@ -51,7 +51,7 @@ type Options struct {
 func (o Options) Check() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(o.Cgroup, &st); err != nil {
-		return fmt.Errorf("look at cgroup %q: %w; give the directory at which cgroup2 is mounted", o.Cgroup, err)
+		return fmt.Errorf("inspect cgroup %q: %w; give the directory at which cgroup2 is mounted", o.Cgroup, err)
 	}
 	if uint32(st.Type) != unix.CGROUP2_SUPER_MAGIC {
 		return fmt.Errorf("cgroup %s: %w; give the directory at which cgroup2 is mounted: see `findmnt -t cgroup2`",
@@ -59,7 +59,7 @@ func (o Options) Check() error {
 	}
 	info, err := os.Stat(o.Cgroup)
 	if err != nil {
-		return fmt.Errorf("look at cgroup %s: %w", o.Cgroup, err)
+		return fmt.Errorf("inspect cgroup %s: %w", o.Cgroup, err)
 	}
 	if !info.IsDir() {
 		return fmt.Errorf("cgroup %s: %w: it is a file, not a directory", o.Cgroup, ErrNotCgroup2)
@@ -192,7 +192,7 @@ func (s *Sockets) openLink(p *program.Program) (_ link.Link, differences []strin
 	}
 	info, err := l.Info()
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("look at link %s: %w", path, err), l.Close())
+		return nil, nil, errors.Join(fmt.Errorf("inspect link %s: %w", path, err), l.Close())
 	}
 	cgroup := info.Cgroup()
 	if cgroup == nil || ebpf.AttachType(cgroup.AttachType) != attachTypes[p.Hook] {

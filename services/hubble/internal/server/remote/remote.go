@@ -169,13 +169,14 @@ func (s *Server) enter(ctx context.Context) (done func(), err error) {
 	defer s.mu.Unlock()
 	switch {
 	case s.calls >= maxCalls:
-		return nil, status.Errorf(codes.ResourceExhausted, "%d calls over TCP run; try again when one has ended", maxCalls)
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"%d calls over TCP are in progress; try again when one has ended", maxCalls)
 	case !r.All && s.tenants >= maxTenants:
 		return nil, status.Errorf(codes.ResourceExhausted,
-			"%d calls with certificates of tenants run; try again when one has ended", maxTenants)
+			"%d calls with certificates of tenants are in progress; try again when one has ended", maxTenants)
 	case !r.All && s.byTenant[r.Tenant] >= maxTenant:
 		return nil, status.Errorf(codes.ResourceExhausted,
-			"%d calls with certificates of %s run; try again when one has ended", maxTenant, r.Tenant)
+			"%d calls with certificates of %s are in progress; try again when one has ended", maxTenant, r.Tenant)
 	}
 	s.calls++
 	if !r.All {

@@ -93,7 +93,7 @@
 #define SL_EP_AUDIT 0x1 /* audit mode: packets that policy would deny pass and are reported */
 
 /* sl_endpoint.state, changed by atomic OR and AND */
-#define SL_EP_NO_PICK_UP 0x1 /* the endpoint's revoked connections may be forgotten */
+#define SL_EP_NO_PICK_UP 0x1 /* do not pick up connections: revoked ones may lack a record */
 
 /* Rule numbers that mean "no rule" in the value of a port interval: bits 30..16 hold the Admin
  * rule, bits 15..0 the best rule of the other tiers; bit 31 marks a child node.
@@ -313,8 +313,8 @@ struct sl_rate {
 	__u64 refused; /* since the map was made */
 	__u32 given SL_AS("hidden"); /* in this window */
 	__u32 common SL_AS("hidden"); /* part of given, beyond the guarantees */
-	__u32 takers SL_AS("hidden"); /* endpoints that were given some in this window */
-	__u32 last_takers SL_AS("hidden"); /* endpoints that were given some in the window before */
+	__u32 takers SL_AS("hidden"); /* endpoints that used the rate in this window */
+	__u32 last_takers SL_AS("hidden"); /* endpoints that used it in the window before */
 };
 _Static_assert(sizeof(struct sl_rate) == 32, "no padding");
 
@@ -892,7 +892,7 @@ struct sl_packet {
 
 /* sl_packet.untold */
 #define SL_UNTOLD 1
-#define SL_UNTOLD_AFFINITY 2 /* as above, and the client may keep the backend */
+#define SL_UNTOLD_AFFINITY 2 /* as above, and session affinity is stored with it */
 #define SL_UNTOLD_COPY 3 /* the translation was lost; its copy in sl_answers4/6 has it */
 
 /* sl_packet.news: events to send in addition to the verdict on the packet. */

@@ -84,9 +84,9 @@ static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
 
 /*
  * Picks up a TCP connection in mid-stream after its entry was evicted. The segment is evaluated
- * in its own direction. That the reverse direction is allowed is not enough: otherwise a port
- * that policy closes could be scanned with any segment but a SYN. A server that sends to a silent
- * client must wait until the client sends.
+ * in its own direction. It is not enough if only the reverse direction is allowed: otherwise a
+ * port that policy closes could be scanned with any segment but a SYN. A server that sends to a
+ * silent client must wait until the client sends.
  *
  * If both directions are allowed, the initiator is unknown. The entry records that, and the
  * connection lives as long as both directions stay allowed. *flags receives the flags of the
@@ -372,7 +372,7 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 		/* from another sender with the same addresses and ports */
 		if (!agrees(skb, p, ct, READ_ONCE(ct->where), addr_epochs))
 			return SL_CONTINUE;
-		/* the port was used directly before: answers have to take the new path */
+		/* packets may have bypassed the stack so far: answers have to take the new path */
 		if (p->hook == SL_INGRESS)
 			__sync_fetch_and_or(&ct->flags, SL_CT_VIA_STACK);
 		restamp(p, ct, READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs);

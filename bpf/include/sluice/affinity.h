@@ -30,8 +30,8 @@ static long compare_member(__u32 i, void *context)
 
 /*
  * Whether the backend is a member of the list. bpf_loop, because the verifier checks its callback
- * once: a plain loop is a sixth of all instructions that it walks. A global function, so that it is
- * not checked again on every path that calls it.
+ * only once: a plain loop would be a sixth of the instructions that the verifier walks. A global
+ * function, so that it is not checked again on every path that calls it.
  */
 __noinline int is_member(__u64 list, __u32 backend)
 {

@@ -151,9 +151,9 @@ static __always_inline bool is_answer(struct __sk_buff *skb, const struct sl_pac
 }
 
 /*
- * As is_answer, for a packet with a known translation, which packets of an earlier client with
- * these ports may have left behind. No client sends SYN+ACK. A connected UDP socket of the host
- * receives the packets of its peer; this is checked once a second.
+ * As is_answer, for a packet with a known translation. An earlier client with the same ports may
+ * have left the translation. No client sends SYN+ACK. A connected UDP socket of the host receives
+ * the packets of its peer; this is checked once a second.
  */
 static __always_inline bool is_answer_by_now(struct __sk_buff *skb, const struct sl_packet *p,
 					     bool fresh)

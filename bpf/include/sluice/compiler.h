@@ -24,8 +24,8 @@
 #define use_argument(x) asm volatile("" : : "r"(x))
 
 /*
- * Keeps what is computed from a pointer behind the check that it is not NULL. The verifier of
- * Linux 6.1 rejects arithmetic before the check.
+ * Stops the compiler from moving arithmetic on a pointer before the check that it is not NULL,
+ * which the verifier of Linux 6.1 rejects.
  */
 #define is_checked(x) asm volatile("" : "+r"(x))
 

@@ -325,7 +325,7 @@ static __always_inline bool begins(const struct sl_packet *p)
 	return p->proto == SL_SCTP && p->chunk == SL_SCTP_INIT;
 }
 
-/* The flags of the entry that this packet sets on the way to the connection's end. */
+/* The flags that this packet sets in the entry: its sender's FIN or RST (SCTP: SHUTDOWN, ABORT). */
 static __always_inline __u32 steps_of(const struct sl_packet *p)
 {
 	__u32 fin = p->reply ? SL_CT_FIN_R : SL_CT_FIN_I, steps = 0;
@@ -706,8 +706,8 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 				       offsetof(struct sl_ct, SL_CT_NODE_WORD) + 6,
 		       "the upper quarter of a word");
 	revive(ct);
-	/* Before the epochs, so that no packet passes by them alone. The flag stays: if the map has
-	 * reassigned the element, removing it would let packets of that connection pass.
+	/* Set before the epochs: with new epochs but no flag, packets would bypass the proxy. Never
+	 * cleared: if the map has reassigned the element, packets of that connection would.
 	 */
 	if (p->egress.redirects && !(READ_ONCE(ct->flags) & SL_CT_PROXY))
 		__sync_fetch_and_or(&ct->flags, SL_CT_PROXY);

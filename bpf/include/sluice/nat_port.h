@@ -35,7 +35,7 @@
 #define SL_PORT_TRIES 256
 /* Ports among which the best is chosen, if none is free. */
 #define SL_PORT_CHOICES 32
-/* If so many of them are free, less than half of the ports are in use, and the counts are wrong. */
+/* If this many of them are free, less than half of all ports is in use: the counts are wrong. */
 #define SL_PORT_MOSTLY_FREE (SL_PORT_CHOICES * 3 / 4)
 
 /* Quarantine in seconds of an ended connection's port, while other ports are available. */

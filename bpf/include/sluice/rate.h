@@ -6,8 +6,8 @@
 /*
  * Limits per CPU and second: answers, and ICMP errors that pass. The endpoints of the node share
  * a rate as they share a bound (bound.h): one half is common. Of the other half, each of the n
- * endpoints that were given some in this second or in the last one is guaranteed 1/n. An endpoint
- * that is new in this second is guaranteed some, too, up to twice the rate in total.
+ * endpoints that used the rate in this second or in the last one is guaranteed 1/n. An endpoint
+ * that is new in this second has a guarantee, too, up to twice the rate in total.
  */
 
 #include <sluice/bound.h>
@@ -30,7 +30,7 @@ static __always_inline struct sl_rate *rate_at(__u32 at, __u64 now)
 	return rate;
 }
 
-/* Whether this CPU may do another one in this second, for any receiver. */
+/* Whether the rate allows this CPU another packet in this second, for any receiver. */
 static __always_inline bool within_rate(__u32 at, __u32 limit)
 {
 	struct sl_rate *rate = rate_at(at, bpf_ktime_get_ns());
@@ -51,7 +51,7 @@ static __always_inline __u32 taken_in(__u32 count, __u32 second)
 	return count >> 16 == (second & 0xffff) ? count : second << 16;
 }
 
-/* Whether this CPU may do another one for the endpoint in this second. */
+/* Whether the rate allows this CPU another packet for the endpoint in this second. */
 static __always_inline bool within_rate_of(__u32 at, __u32 limit, __u32 bound, __u32 slot)
 {
 	struct sl_held *counts = bpf_map_lookup_elem(&sl_held, &slot);

@@ -38,7 +38,7 @@ static __always_inline __u32 segment_headers(struct __sk_buff *skb, const struct
 
 /*
  * Whether the packet must go through the stack, which answers with time exceeded or packet too
- * big by its own routes; they lead the same way. The path MTU may be lower than the device's MTU.
+ * big; its routes lead to the same node. The path MTU may be lower than the device's MTU.
  */
 static __always_inline enum sl_reason remote_needs_stack(struct __sk_buff *skb,
 							 const struct sl_packet *p, __u64 way)

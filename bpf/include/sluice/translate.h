@@ -583,8 +583,8 @@ static __always_inline bool counts_anew(const struct sl_packet *p)
 }
 
 /*
- * A first packet makes a connection whose first answer will not renew the copy: it repeats an open
- * connection, or is a hairpin. A copy from an earlier use of the port must not remain.
+ * Deletes a copy that an earlier use of the port has left, if no first answer will replace it: the
+ * packet repeats the first packet of an open connection, or is a hairpin.
  */
 static __always_inline void forget_other_copy(struct sl_packet *p)
 {
@@ -606,8 +606,8 @@ static __always_inline void forget_other_copy(struct sl_packet *p)
  * exceeds the share of the sending pod; a connection that has a copy continues with that. A
  * hairpin is charged twice, because its return entry is stored next.
  *
- * A UDP flow of a pod only takes spare capacity. Without it, each packet makes the same choice
- * again until the list changes, and capacity is left for TCP, which could not move then.
+ * A UDP flow of a pod only takes spare capacity. Without an entry, each packet makes the same
+ * choice again until the list changes. TCP needs the rest, because it cannot change its backend.
  */
 __noinline int store_translation(struct sl_packet *p)
 {

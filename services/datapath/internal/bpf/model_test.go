@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// TestModelNumbersEqualThoseOfThePrograms: the programs and the services number the same things: the enumerations are
-// generated as constants in this package.
+// TestModelNumbersEqualThoseOfThePrograms: package identity has the same numbers as the enumerations of the programs,
+// which are generated as constants in this package.
 func TestModelNumbersEqualThoseOfThePrograms(t *testing.T) {
 	for kind, want := range map[identity.Kind]MapsSlKind{
 		identity.KindInCluster:     MapsSlKindSL_KIND_IN_CLUSTER,

@@ -34,7 +34,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
-// Health remembers how the last call of a service ended. It is safe for concurrent use.
+// Health stores the result of the last call to a service. It is safe for concurrent use.
 type Health struct {
 	Name string
 

@@ -145,7 +145,7 @@ func (r Record) Shares(s Record, devices []HostDevice) bool {
 		(r.Phase == PhaseCreating || slices.Contains(devices, HostDevice{r.Device.HostName, r.Device.HostIndex}))
 }
 
-// Leads reports whether the endpoint has the default route of the address family of like.
+// Leads reports whether the endpoint has the default route for the address family of like.
 func (r Record) Leads(like netip.Addr) bool {
 	return slices.ContainsFunc(r.Spec.Addrs, func(a netip.Addr) bool {
 		return a.Is4() == like.Is4() && !slices.Contains(r.Device.SourceRouted, a)

@@ -276,8 +276,8 @@ func remain(n int) func(*testing.T, *theatre) {
 	}
 }
 
-// begunBy checks the initiator and those flags of the only connection that packets determine: not how its key
-// is stored, and not whether it is counted.
+// begunBy checks the initiator and the flags of the only connection. It ignores OriginLow, which depends on the order
+// of the addresses, and Returned, which only concerns shares.
 func begunBy(who string, flags conntrack.Flags) func(*testing.T, *theatre) {
 	return func(t *testing.T, th *theatre) {
 		c := th.only(t)
@@ -468,7 +468,7 @@ func (th *theatre) budgetOf(who string) uint32 {
 	return at
 }
 
-// wornOut makes a budget one that was used up the given number of seconds ago.
+// wornOut sets a budget to the state in which it was used up the given number of seconds ago.
 func wornOut(who string, limit uint64, ago uint32) act {
 	return change(func(t *testing.T, th *theatre) {
 		update(t, th.k, bpf.MapsMapSlBudget, th.budgetOf(who),

@@ -18,7 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/nodemap"
 )
 
-// claim is what a tunnel packet to b says about its sender. Its inner packet ends with a number of its own.
+// claim describes the sender that a tunnel packet to b claims to have. Each inner packet ends with a number that
+// identifies it.
 type claim struct {
 	outer, to netip.Addr // of the outer packet
 	vni       identity.Numeric
@@ -57,7 +58,7 @@ func (c claim) packet(f *fabric, number uint32) outerPacket {
 	return p
 }
 
-// breaks make a tunnel packet one that the kernel does not pass to a tunnel device.
+// breaks change a tunnel packet so that the kernel does not pass it to a tunnel device.
 var breaks = map[string]func(p outerPacket){
 	"frame of another host": func(p outerPacket) { p[5] ^= 1 },
 	"IP checksum":           func(p outerPacket) { p[outerIP+10] ^= 1 },
@@ -119,7 +120,7 @@ func TestKernelNothingForgedLeavesTheTunnel(t *testing.T) {
 
 	taken := 0
 	for i, c := range claims {
-		// by the device also to other addresses that are b's
+		// through the device, packets to the other addresses of b arrive, too
 		right := c.broken == "" && f.isTrue(c, third) &&
 			slices.Contains([]netip.Addr{f.b.addr4, f.b.over4, broadcast}, c.to)
 		switch count := arrived[uint32(i)]; {

@@ -187,8 +187,9 @@ func (p outerPacket) changed(change func(p outerPacket)) outerPacket {
 	return q.summed()
 }
 
-// received sends frames to b from a namespace, in order, and returns b's counters of received packets by reason once
-// all are processed: a last packet, whose reason the others do not have, passes the device.
+// received sends frames to b from a namespace, in order, and returns b's counters of received packets by reason. To
+// find out when all frames are processed, it sends a last packet through the device, which is dropped with a reason
+// that no other packet has.
 func (f *fabric) received(t *testing.T, from netns.NsHandle, frames ...outerPacket) map[event.Reason]uint64 {
 	t.Helper()
 	inner := ip4Header{src: f.a.pod.IPv4, dst: f.b.over4, proto: 17}.with(udp(4000, 4789))

@@ -167,9 +167,9 @@ func TestKernelPodsThatComeLaterHaveTheirShareOfTranslations(t *testing.T) {
 	}
 }
 
-// TestKernelUDPFlowsAreNotRefused: UDP flows of a pod take up to three quarters of the shared translations, and later
-// flows pass without one. If other translations use the rest, a pass is wanted early, and removes flows that have been
-// idle for 10 s.
+// TestKernelUDPFlowsAreNotRefused: UDP flows of a pod use at most three quarters of the shared translations; the
+// packets of further flows pass without a stored translation. If other translations use the rest, the collector runs
+// early, and removes the translations of flows that have been idle for 10 s.
 func TestKernelUDPFlowsAreNotRefused(t *testing.T) {
 	n := newServiceNode(t)
 	client, server := newPod(t, n.k, "sl-client", 10, endpointmap.DeliverPeer),
@@ -219,7 +219,7 @@ func TestKernelUDPFlowsAreNotRefused(t *testing.T) {
 	wanted := func(want bool) {
 		t.Helper()
 		if got := n.k.Translations.Pressed(); got != want {
-			t.Errorf("a pass is wanted early with %d of %d translations: %t", held(), size, got)
+			t.Errorf("Pressed() = %t with %d of %d translations", got, held(), size)
 		}
 	}
 	flows(1000, size)

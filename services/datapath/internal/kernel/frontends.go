@@ -52,8 +52,8 @@ func (f Frontends) Apply(ctx context.Context, tx *frontendtx.Transaction) (front
 	return res, err
 }
 
-// direct holds the frontends whose direct connections are not removed yet. A cell of sl_count tells the next
-// process whether there may be some.
+// direct holds the frontends whose direct connections are not removed yet. A cell of sl_count tells the next process
+// that this removal was not finished.
 type direct struct {
 	counts *count.Counts
 

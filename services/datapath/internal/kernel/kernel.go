@@ -177,7 +177,7 @@ type Kernel struct {
 	// Proxies tells the programs which proxies run.
 	Proxies *proxymap.Maps
 
-	// Replicas runs the programs on packets that only it sees.
+	// Replicas runs copies of the programs on packets of its own, to explain what the programs would do.
 	Replicas *dryrun.Programs
 
 	direct direct // frontends whose direct connections have still to be removed

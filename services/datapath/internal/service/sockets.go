@@ -65,9 +65,9 @@ func (s *Services) attachSockets(ctx context.Context) error {
 }
 
 // NameSockets reconciles the map of namespaces with the endpoints. The namespaces of new endpoints are already in the
-// map. The namespaces of a process in mode off are missing, and namespaces whose first endpoint was deleted. If cookies
-// is set, it compares the cookies of all namespaces, for a map that was not updated for some time: endpoint IDs in it may
-// belong to other endpoints now.
+// map. Two kinds may be missing: namespaces from the time when services were not translated, and namespaces whose
+// first endpoint was deleted while another one remains. If cookies is set, it compares the cookies of all namespaces,
+// for a map that was not updated for some time: endpoint IDs in it may belong to other endpoints now.
 func (s *Services) NameSockets(cookies bool) error {
 	cookie, err := s.o.Home.Cookie()
 	if err != nil {

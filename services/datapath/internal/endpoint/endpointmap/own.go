@@ -78,7 +78,7 @@ func (eps *Maps) probeOwn(a netip.Addr, visit func(at int, holder netip.Addr) (e
 	return nil
 }
 
-// OwnAt returns the address for a value that OwnPlace returned; invalid if the place is empty.
+// OwnAt returns the address at an index that OwnPlace returned, or the zero Addr if the place is empty.
 func (eps *Maps) OwnAt(place uint16) (netip.Addr, error) {
 	if err := eps.gate.RLock(); err != nil {
 		return netip.Addr{}, err

@@ -260,10 +260,10 @@ func (n *creation) intend(ctx context.Context) (err error) {
 	return nil
 }
 
-// reserve reserves the addresses for the owner, unless a live endpoint has one. The first
-// attachment of a namespace gets the default routes of its address families; the addresses of later
-// ones become source-routed. devices are the node's devices, or nil if mayShare returned false: a
-// creation that started since has no device either.
+// reserve reserves the addresses for the owner, unless a live endpoint has one. The first attachment of a namespace
+// gets the default routes of its address families; the addresses of later ones become source-routed. devices are the
+// node's devices. They are nil if mayShare returned false: an attachment whose creation has started since has no
+// device yet.
 func (n *creation) reserve(devices []endpoint.HostDevice) error {
 	n.registry.mu.Lock()
 	defer n.registry.mu.Unlock()

@@ -64,8 +64,8 @@ func (n *NodeState) finish(diffs []endpoint.Difference, repair bool, emit func(e
 	return nil
 }
 
-// Changed checks and repairs the state after a kernel event. Differences that several repairs in a
-// row did not remove are left to the audit. again is as of HostEnds.LinkChanged.
+// Changed checks and repairs the state after a kernel event. Differences that several repairs in a row did not remove
+// are left to the audit. again has the same meaning as in HostEnds.LinkChanged.
 func (n *NodeState) Changed(emit func(endpoint.Finding) error) (again bool, err error) {
 	diffs, err := n.cfg.Host.Check()
 	if err != nil {

@@ -76,7 +76,7 @@ type Options struct {
 	Programs func() []*program.Program
 	// Ranges are the node's pod ranges, which may change; nil: none.
 	Ranges *podrange.Set
-	// ServiceDevices are names of devices, or patterns as of path.Match, whose addresses belong to
+	// ServiceDevices are names of devices, or patterns of path.Match, whose addresses belong to
 	// services and not to the node.
 	ServiceDevices []string
 	// SetGlobal allows changes of sysctls of the whole node: forwarding, redirects. Without it,

@@ -18,8 +18,8 @@ var auditSchema = durable.Schema{Name: "sluice.datapath.audit-mode", Version: 1}
 // maxAudit is the maximum size of the file in bytes: 4,095 endpoints with long names.
 const maxAudit = 4 << 20
 
-// AuditModes stores in one file which endpoints are in audit mode. If the file is lost, no endpoint
-// is, so policies are enforced.
+// AuditModes stores in one file which endpoints are in audit mode. Without the file no endpoint is in audit mode, so
+// that policies are enforced.
 type AuditModes struct{ path string }
 
 // OpenAuditModes uses the file at path. Only one process may write it.

@@ -165,8 +165,8 @@ func (b *Bounds) Outside(of Bound) (used, most int) {
 	return int(b.outside[of].Load()), b.outsides[of]
 }
 
-// Rate returns how often per second a CPU may do what a bound of the kind rate limits: SL_ANSWER_RATE of
-// refuse.h and SL_TOO_BIG_RATE of related.h.
+// Rate returns how many packets per second a CPU may send within a rate: SL_ANSWER_RATE of refuse.h for Answers,
+// otherwise SL_TOO_BIG_RATE of related.h.
 func Rate(of Bound) int {
 	if of == Answers {
 		return 1000
@@ -204,7 +204,8 @@ func (b *Bounds) Guarantee(of Bound) int { return int(atomic.LoadUint32(b.word(o
 // Refused reports whether an endpoint was refused entries of a bound since the last pass.
 func (b *Bounds) Refused(of Bound) bool { return atomic.LoadUint32(b.word(of, refused)) != 0 }
 
-// Pressed reports whether an endpoint was refused a fragmented datagram, so that a pass may give it more.
+// Pressed reports whether an endpoint was refused a fragmented datagram since the last pass, so that an early pass
+// may raise its limit.
 func (b *Bounds) Pressed() bool { return b.Refused(Fragments) }
 
 // Total returns how many entries of a bound the endpoints have together.

@@ -107,8 +107,8 @@ type Collector struct {
 
 	// used by Run only
 	interval time.Duration
-	// unremembered is the counter of the last pass. stoppedSince is when the counter last increased or the
-	// collector started, in seconds.
+	// unremembered is Counters.Unremembered at the last pass. stoppedSince is the time in seconds at which it last
+	// increased, or the collector started.
 	unremembered uint64
 	stoppedSince uint32
 	mayPickUp    bool // no endpoint's pick-up is stopped
@@ -236,8 +236,8 @@ func nextInterval(last time.Duration, p Pass, capacity [2]int, o CollectorOption
 // Outside is the index, after the endpoint IDs, of connections that no local endpoint begins.
 const Outside = endpointmap.MaxEndpoints + 1
 
-// Pressed reports whether a quarter of any budget is used. Then a recount may give that endpoint more, or
-// others less.
+// Pressed reports whether an endpoint, or Outside, has used a quarter of a budget. An early pass then computes the
+// budgets again.
 func (c *Collector) Pressed() bool {
 	for s := range Outside + 1 {
 		for family := range 2 {
@@ -448,8 +448,8 @@ type sorting struct {
 	// open counts the open connections of each family, owned counts them for each endpoint ID and family.
 	open  [2]int
 	owned [][2]int
-	// over are the connections to be removed next, of one family. lapsed has a bit for each of them that is
-	// idle or closed, and none for an orphan.
+	// over is a batch of connections to remove, all of one family. lapsed has the bit of a connection set if it is idle
+	// or closed, and not set if it is orphaned.
 	over   []Connection
 	lapsed uint32
 	proven *proven
@@ -569,10 +569,10 @@ func closingTime(full time.Duration, live, capacity int) time.Duration {
 // full.
 const LeastBudget = 128
 
-// budgetOf returns how many connections an endpoint may begin until the next pass, in a map of the given
-// capacity with open connections, of which it has owned; its fair share is one of sharers. An eighth of the map
-// stays free for new endpoints. Of the rest an endpoint may use its fair share, and in addition half of the
-// unused capacity.
+// budgetOf returns how many connections an endpoint may begin until the next pass. A map of the given capacity has
+// open connections, owned of them by the endpoint, and is divided among sharers endpoints. An eighth of the map stays
+// free for new endpoints. Of the rest, the endpoint may use what is left of its fair share, or half of the unused
+// capacity, whichever is more.
 func budgetOf(capacity, open, owned, sharers int) int {
 	room := capacity - capacity/8
 	fair := room/max(sharers, 1) - owned

@@ -24,7 +24,7 @@ type ended struct {
 	all Ended // guarded by mu
 }
 
-// note remembers a connection if it began with a service.
+// note remembers a connection if it was opened to a service.
 func (e *ended) note(c *Connection) {
 	if c.Value.Front == 0 {
 		return

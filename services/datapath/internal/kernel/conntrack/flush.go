@@ -98,7 +98,8 @@ func (fl *flush) measure() error {
 	return nil
 }
 
-// take queues a connection for removal. remove removes it at the latest.
+// take records the direction of a connection, if needed, and queues the connection for removal. Full batches are
+// removed at once, the last batch by remove.
 func (fl *flush) take(c Connection) error {
 	if c.Flags.Revoked() {
 		fl.done.Terminated++

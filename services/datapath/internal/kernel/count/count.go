@@ -82,7 +82,8 @@ func (c *Counts) KeepPort(kind Ports, port uint16) {
 	atomic.OrUint32(c.cell(uint32(kind)+uint32(port)/32), 1<<(port%32))
 }
 
-// Forgetting reports whether a process has begun and not ended to remove direct connections to new frontends.
+// Forgetting reports whether a process has started to remove direct connections to new frontends, and has not
+// finished.
 func (c *Counts) Forgetting() bool { return c.Get(cellForget) != 0 }
 
 // SetForgetting stores for the next process whether direct connections to new frontends are being removed.
@@ -147,7 +148,7 @@ func (c *Counts) Proven(family int, sender netip.Addr) (all, bucket uint32) {
 	return ProvenOf(family), cellBuckets + uint32(family)*Buckets + c.Sender(sender)/2%Buckets
 }
 
-// AnyBackend reports whether any backend's counter satisfies is.
+// AnyBackend reports whether is returns true for the counter of any backend.
 func (c *Counts) AnyBackend(is func(uint32) bool) bool {
 	for at := range uint32(Backends) {
 		if is(c.Get(cellBackends + at)) {
@@ -160,8 +161,8 @@ func (c *Counts) AnyBackend(is func(uint32) bool) bool {
 // Idle reports for how many seconds an entry has been idle. ok is false for an entry that has to stay.
 type Idle[T any] func(T) (seconds uint32, ok bool)
 
-// Surplus selects entries to remove so that keep are left. It repeatedly takes the longest idle entry of the
-// sender that has most. It selects fewer if too many entries have to stay.
+// Surplus selects entries to remove, so that keep entries remain. It repeatedly selects the longest idle entry of the
+// sender that has the most entries. It selects fewer if too many entries have to stay.
 func Surplus[T any](held map[uint32][]T, keep int, idle Idle[T]) []T {
 	type sender struct {
 		of  []T // those that may be removed, so that the last one is idle longest

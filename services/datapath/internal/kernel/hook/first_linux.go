@@ -40,12 +40,12 @@ func (p attached) ours(s program.Spec) bool {
 	return p.name == s.Name || p.name == s.Name[:min(len(s.Name), nameLength)]
 }
 
-// AttachFirst attaches programs before all others at their hooks of a permanent device, several at one hook in their
-// order. Without tcx a hook has one program, and the optional ones are not attached. If the kernel has tcx,
-// it uses tcx, otherwise it does the same as AttachBeside. With tcx a packet costs less, and neither `tc` nor
-// another component's qdisc can remove our programs or take their place. Attaching waits for an RCU grace
-// period (8 to 15 ms, with RTNL held), which is too long for an endpoint's device. Afterwards it removes the
-// other form of attachment, which an earlier process or an earlier kernel may have left.
+// AttachFirst attaches programs to a permanent device, before all other programs of their hooks. Programs of one hook
+// run in the order of the list. Without tcx a hook has one program, and the optional ones are not attached. If the
+// kernel has tcx, it uses tcx, otherwise it does the same as AttachBeside. With tcx a packet costs less, and neither
+// `tc` nor another component's qdisc can remove our programs or take their place. Attaching waits for an RCU grace
+// period (8 to 15 ms, with RTNL held), which is too long for an endpoint's device. Afterwards it removes the other
+// form of attachment, which an earlier process or an earlier kernel may have left.
 func (h *Hooks) AttachFirst(d endpoint.HostDevice, programs []*program.Program) error {
 	has, err := h.usesTCX()
 	if err != nil {
@@ -69,8 +69,8 @@ func required(programs []*program.Program) []*program.Program {
 	return slices.DeleteFunc(slices.Clone(programs), func(p *program.Program) bool { return p.Optional })
 }
 
-// attachTCX makes p the first program of its hook after the given ones, which are the first of it, and removes all
-// others of its name. The calling thread must be in the host's namespace.
+// attachTCX attaches p to its hook, directly behind the programs in after, which are the first of the hook. It
+// detaches all other programs with the same name as p. The calling thread must be in the host's namespace.
 func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program, after []*program.Program) error {
 	at := len(after)
 	places, err := placesAt(d, p.Hook)
@@ -83,8 +83,8 @@ func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program, after []*pr
 	case len(places) > at && places[at].ours(p.Spec):
 		err = replaceTCX(attach, places[at].id)
 	case slices.ContainsFunc(places, func(o attached) bool { return o.id == p.ID }):
-		// The kernel cannot move a program. Between the two calls, the filter replaces it; packets pass without an
-		// optional one.
+		// The kernel cannot move a program, so p is detached and attached again. In between, a filter replaces it; an
+		// optional program is not replaced, because packets also pass without it.
 		if err := h.AttachBeside(d, required([]*program.Program{p})); err != nil {
 			return err
 		}

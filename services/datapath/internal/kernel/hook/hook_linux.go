@@ -93,7 +93,8 @@ func (h *Hooks) AttachBeside(d endpoint.HostDevice, programs []*program.Program)
 	return h.Attach(d, programs)
 }
 
-// placeTaken returns the filter at the priority of ours at a hook: our filter, or one that excludes it.
+// placeTaken returns the filter that has the priority of our filter at a hook: our own, or a foreign one that keeps
+// us from attaching ours.
 func (h *Hooks) placeTaken(d endpoint.HostDevice, at program.Hook) (filter, bool, error) {
 	filters, err := filtersAt(h.Reads, d.Index, parents[at])
 	if err != nil {

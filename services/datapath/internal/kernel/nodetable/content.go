@@ -98,8 +98,7 @@ func (c *Content) ValidateClasses(from int) error {
 	return nil
 }
 
-// only reports whether class b differs from class a only by rules of the given action: wherever they differ, b
-// has such a rule.
+// only reports whether, wherever the rules of classes a and b differ, the rule of b has the given action.
 func (c *Content) only(a, b policytable.Class, action policytable.Action) bool {
 	is := func(rule uint16) bool { return rule != 0 && c.Rules[rule-1].Action == action }
 	from, to := c.Classes[a], c.Classes[b]

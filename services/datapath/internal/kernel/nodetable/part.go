@@ -12,12 +12,12 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Order lists the rules of a table in the order in which they are admitted when the maps have no capacity for
-// all of them. Every part of the table with the first rules of the list denies what the table denies.
+// Order lists the rules of a table in the order in which they are admitted when the maps have no capacity for all of
+// them. A part of the table that has the first rules of the list denies everything that the whole table denies.
 //
-// If together is set, whole is the number of rules at the start of the list that must be admitted together;
-// allow rules follow, and the namespaces take turns. Otherwise the list is in the order of evaluation, and
-// whole is 0. namespace returns the namespace of the policy of a rule.
+// If together is set, whole is the number of rules at the start of the list that must be admitted together. Allow
+// rules follow: the first one of each namespace, then the second one of each, and so on. Otherwise the list is in the
+// order of evaluation, and whole is 0. namespace returns the namespace of the policy of a rule.
 func (c *Content) Order(together bool, namespace func(rule int) string) (list []uint16, whole int) {
 	if !together {
 		list = make([]uint16, len(c.Rules))
@@ -26,7 +26,8 @@ func (c *Content) Order(together bool, namespace func(rule int) string) (list []
 		}
 		return list, 0
 	}
-	// A later rule may allow a connection that a deny, pass or redirect rule matches.
+	// Allow rules come last: without the rules before them, they might allow a connection that such a rule denies,
+	// passes or redirects.
 	var may []uint16
 	turn := make(map[uint16]int)
 	used := make(map[string]int)
@@ -125,9 +126,9 @@ func (p *Part) Ranges(class policytable.Class, ranges policytable.Ranges) policy
 
 // number returns the part's number for a rule of a class.
 //
-// An omitted allow rule may be replaced by any deny rule, which denies more. Or it is not replaced: then the
-// other rules of the point decide, and the omitted rule allowed everything that they allow. An omitted rule
-// with another action is replaced by the part's deny rule, or by no rule if the table denies by default.
+// An omitted allow rule may be replaced by any deny rule, because that only denies more. It may also be left out: the
+// other rules then decide, and they allow nothing that it did not allow. An omitted rule with another action is
+// replaced by the deny rule of the part, or by no rule if the table denies by default.
 func (p *Part) number(former uint16, spared, admin bool) uint16 {
 	switch {
 	case former == 0:

@@ -19,8 +19,9 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// TestKernelForwardedPacketsKeepForeignMarkBits forwards packets to a pod whose mark has foreign bits and stale bits of
-// the instance. An independent table drops all packets except those with the foreign bits and the bit "forwarded".
+// TestKernelForwardedPacketsKeepForeignMarkBits forwards packets whose mark has foreign bits and stale bits of the
+// instance to a pod. An independent table drops all packets except those with the foreign bits and the bit
+// "forwarded".
 func TestKernelForwardedPacketsKeepForeignMarkBits(t *testing.T) {
 	const (
 		foreign, stale, forwarded = 0x40000001, 0xe00, 0x100

@@ -24,9 +24,9 @@ var portHooks = map[nftables.ChainHook]string{
 // hookInetIngress is NF_INET_INGRESS of linux/netfilter.h.
 const hookInetIngress nftables.ChainHook = 5
 
-// PortRules lists the firewall rules of others with a condition about the UDP destination port that a port meets: one
-// each, with table and chain. Other conditions of rules are ignored. Rules about IPv6 alone are no concern of tunnels
-// over IPv4. Rules of iptables-legacy cannot be read this way.
+// PortRules lists the firewall rules of others that match on the UDP destination port and that the given port meets,
+// each with its table and chain. It ignores the other conditions of a rule, and tables for IPv6 alone, because only
+// IPv4 tunnel packets bypass the tunnel device. It cannot read rules of iptables-legacy.
 func (t *Table) PortRules(port uint16) (found []string, err error) {
 	hook := func(ch *nftables.Chain) string {
 		switch ch.Table.Family {
@@ -176,8 +176,9 @@ func compares(op expr.CmpOp, have, with []byte) bool {
 	return true
 }
 
-// meetsSet reports whether the port or UDP is in a set or map. Of a set of several values together, whose other values
-// are unknown, it reports whether the destination port is probably one of them.
+// meetsSet reports whether a set or map contains the value of a register: the port, or the protocol number of UDP. If
+// the elements combine several values, the others are unknown here; it then returns loaded, which reports whether the
+// rule has loaded the destination port.
 func meetsSet(c *nftables.Conn, table *nftables.Table, e *expr.Lookup, register portRegister, loaded bool,
 	port []byte,
 ) (bool, error) {

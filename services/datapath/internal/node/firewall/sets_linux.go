@@ -265,7 +265,7 @@ func spansOf(have []nftables.SetElement) (all []span, whole bool) {
 	return all, true
 }
 
-// without returns the intervals of all that are not in others.
+// without returns the intervals in all that others does not contain. Intervals are equal if both ends are equal.
 func without(all, others []span) (rest []span) {
 	has := make(map[span]struct{}, len(others))
 	for _, s := range others {

@@ -36,7 +36,7 @@ type Firewall interface {
 	MarkRules(free uint32) ([]string, error)
 	// Closed lists the chains of others that drop forwarded packets.
 	Closed() ([]string, error)
-	// PortRules lists the rules of others with a condition about the UDP destination port that a port meets.
+	// PortRules lists the rules of others that match on the UDP destination port and that the given port meets.
 	PortRules(port uint16) ([]string, error)
 }
 
@@ -75,7 +75,8 @@ type Options struct {
 	Proxy     Proxy  // nil: no proxy can attach
 	Pins      Pins   // nil: the maps are not pinned
 	Ranges    *podrange.Set
-	// TunnelPort is the UDP port of tunnel packets that bypass the stack, and so the rules of its firewall; 0: none do.
+	// TunnelPort is the UDP port of tunnel packets that bypass the stack and its firewall rules; 0: no tunnel packets
+	// do.
 	TunnelPort uint16
 	// Changed is called when addresses or default routes of the node may have changed; nil: not called.
 	Changed func()

@@ -9,8 +9,8 @@ import "time"
 // starts: the minimum that IPv6 requires of a link.
 const MinMTU = 1280
 
-// Number of lost probes of one size, each followed by the answer to a small probe, after which the path does not
-// carry that size.
+// How many probes of one size must be lost before the path counts as too small for this size. A lost probe only
+// counts once a small probe was answered after it.
 const (
 	missesOfGood   = 3 // size was carried before, or not tried yet
 	missesInSearch = 2
@@ -57,7 +57,7 @@ func (s *sizes) next() int {
 	switch {
 	case s.bad == 0:
 		return s.expected
-	case s.bad-low <= 1: // the path is limited: check whether it still is, and not more
+	case s.bad-low <= 1: // the path is limited: test whether low still passes, and whether more does
 		again := [...]int{s.expected, s.bad, low}
 		if low == s.least { // small probes already test this size
 			return again[s.nextSize%2]

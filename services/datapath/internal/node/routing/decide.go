@@ -42,7 +42,7 @@ type decision struct {
 	notes    []string // problems that may block packets
 }
 
-// at returns the index of a family in pairs.
+// at returns the index of the family of an address in arrays of two elements: IPv4 0, IPv6 1.
 func at(a netip.Addr) int { return a.BitLen() / 128 }
 
 // situation is the input of decisions, apart from the other node.

@@ -448,8 +448,8 @@ func (f *Router) write(p *peer, again bool) (changed bool) {
 	return true
 }
 
-// writePaths writes the next hops and the direct path to a node. A direct path ends before the next hop changes whose
-// packets use it, and begins afterwards. The lock is held.
+// writePaths writes the next hops and the direct path to a node. Packets of the next hops use the direct path, so it
+// is removed before the next hops change, and added after they have changed. The lock is held.
 func (f *Router) writePaths(p *peer, have *nodemap.Entry) error {
 	if p.direct == (nodemap.Direct{}) && have.Direct != p.direct {
 		if err := f.o.Maps.SetDirect(p.Number, p.direct); err != nil {

@@ -45,7 +45,7 @@ func TestKernelProgramsNeverWriteWhatReplicasShare(t *testing.T) {
 			t.Errorf("%s writes a map of %v: %v", p.Name, live, err)
 		}
 	}
-	// That the verifier would notice. Two maps are enough, because each takes a second.
+	// The verifier would notice a write. Two maps are enough to prove that, because each takes a second.
 	for _, m := range []string{bpf.MapsMapSlEp, bpf.MapsMapSlCt4} {
 		err := loadReadOnly(t, program.Table()[0], []string{m})
 		rejected, ok := errors.AsType[*ebpf.VerifierError](err)

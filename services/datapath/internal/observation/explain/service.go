@@ -188,8 +188,8 @@ func (s services) findNoPort(known []ipmap.Entry, k frontend.Key, sender endpoin
 	return &Service{Frontend: servicemap.Frontend{Key: k}, Outside: sender == endpointmap.NoID, Outcome: NoPort}, nil
 }
 
-// isClosed reports whether the source ranges of a list exclude the client. The node's own sockets have no address
-// there.
+// isClosed reports whether the source ranges of a list exclude the client. The node's own sockets count as a client
+// with the unspecified address.
 func (s services) isClosed(list *servicemap.Front, client netip.Addr, sender endpointmap.ID) (bool, error) {
 	if !list.Sources {
 		return false, nil

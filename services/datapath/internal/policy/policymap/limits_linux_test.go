@@ -97,7 +97,7 @@ func TestKernelAFullMapRefusesATableWhole(t *testing.T) {
 		size int    // its entries
 		need int    // of one table
 		make func(i uint64) nodetable.Content
-		over func() nodetable.Content // takes more than a quarter; nil: no table can
+		over func() nodetable.Content // a table above the limit of a quarter; nil: no table can reach it
 	}{
 		{bpf.MapsMapSlTable, 4096 - firstTable, 1, smallTable, nil},
 		{bpf.MapsMapSlPorts, 16384, 4096, manyNodes(4096), func() nodetable.Content { return manyNodes(4097)(0) }},

@@ -114,8 +114,8 @@ func (x *identities) publish(changes map[uint32]nodetable.Identity) error {
 	return nil
 }
 
-// where returns the identities of changes that become known, or unknown; none if there are no
-// Addresses.
+// where returns the identities that become known by the changes or, if known is false, the identities that become
+// unknown. Without Addresses it returns none.
 func (x *identities) where(changes map[uint32]nodetable.Identity, known bool) (list []identity.Numeric) {
 	if x.addresses == nil {
 		return nil

@@ -65,8 +65,7 @@ func (c *charge) payers() []shares.Tenant {
 	return all[:min(len(all), maxPayers)]
 }
 
-// ask is a key of the ledger: the space that a table takes, or with more the additional space it
-// requests.
+// ask is a key of the ledger: the space that a table takes or, if more is set, the additional space that it requests.
 type ask struct {
 	table *serviceTable
 	more  bool
@@ -126,8 +125,9 @@ func (r *rooms) fits(t *serviceTable, units nodetable.Size) bool {
 	return false
 }
 
-// grows reports whether a table in the kernel may grow by that much. wanted includes all that it
-// lacks, which a later division may grant.
+// grows reports whether a table in the kernel may grow by the space by, and charges the table for it. If even
+// this space is refused, the ledger keeps the request for wanted, which includes everything that the table lacks, so
+// that a later division may grant it.
 func (r *rooms) grows(t *serviceTable, by, wanted nodetable.Size) bool {
 	more, payer := ask{t, true}, t.charge.payers()[0]
 	for _, next := range []nodetable.Size{wanted, by} {

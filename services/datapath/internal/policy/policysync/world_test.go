@@ -122,7 +122,8 @@ func classKey(p props, selectors map[string]testRule) policytable.ClassKey {
 	return policytable.ClassKey(sum[:16])
 }
 
-// service uses random numbers, as a restarted service does.
+// service simulates sluice-policy. The seed determines the numbers of its tables and identity classes and the order
+// of its steps, so that services with different seeds are like the same service before and after a restart.
 type service struct {
 	rng       *rand.Rand
 	run       string

@@ -179,7 +179,7 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	if f.unended {
-		// A resumed stream might bring no barrier, and the end of the sockets could not be acknowledged.
+		// A resumed stream might bring no barrier, without which the end of the sockets cannot be acknowledged.
 		f.reset()
 	}
 	sub := Subscription{Name: f.o.Name, Incarnation: f.incarnation, Seq: f.seq, Capacity: f.o.Capacity}

@@ -47,8 +47,8 @@ func shares(os []netip.AddrPort) map[netip.AddrPort]int {
 	return n
 }
 
-// moved returns how many slots have changed their owner, and how many of these belonged to the given backend neither
-// before nor after.
+// moved returns how many slots have another owner than before, and how many of these moved between two backends other
+// than of.
 func moved(t *testing.T, before, after []netip.AddrPort, of netip.AddrPort) (all, others int) {
 	t.Helper()
 	if len(before) != len(after) || len(before) == 0 {

@@ -39,7 +39,7 @@ func (s *store) adopt() error {
 	}
 	for _, e := range s.entries {
 		e.each(ad.adoptList)
-		e.refused = true // assumed until the next set: see entry
+		e.refused = true // until the frontend is set again: see entry.refused
 		e.each(func(f *front) { e.refused = e.refused && f.list == s.empty })
 	}
 	if err := s.adoptSources(); err != nil {

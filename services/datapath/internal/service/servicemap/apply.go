@@ -539,7 +539,7 @@ type draining struct {
 func (a *application) drainAll() {
 	for _, d := range a.draining {
 		for _, p := range d.parts {
-			if p.front.list == nil { // its key could not be inserted, and it was dropped
+			if p.front.list == nil { // the front was dropped, because its key could not be inserted
 				continue
 			}
 			if a.drain(p.front, a.s.known(d.family, p.want.Draining)) && !d.changed {

@@ -55,8 +55,8 @@ const (
 )
 
 // gather moves lists without tables so that n consecutive elements are free after a grace period. It selects the run
-// that needs the fewest moves, outside the run but. If aligned, the run's distance from the end is a multiple of n. It
-// returns false if there is no such run.
+// of n elements that needs the fewest moves and has no element of but. If aligned is set, the distance of the run
+// from the end of the map is a multiple of n. It returns false if there is no such run.
 func (s *store) gather(n int, aligned bool, but idalloc.Run) (idalloc.Run, bool) {
 	use := make([]byte, s.nMembers)
 	mark := func(run idalloc.Run, as byte) {
@@ -98,7 +98,7 @@ func (s *store) gather(n int, aligned bool, but idalloc.Run) (idalloc.Run, bool)
 	return best, true
 }
 
-// vacate moves the lists in a run to places outside of it and outside the run but. It returns false if they do not fit.
+// vacate moves the lists in run to elements that are neither in run nor in but. It returns false if they do not fit.
 func (s *store) vacate(run, but idalloc.Run) bool {
 	var kept []idalloc.Run // free elements to which no list may be moved
 	for _, free := range s.members.Spans() {

@@ -33,9 +33,9 @@ func (r *removed) add(t shares.Tenant, n int) {
 	}
 }
 
-// An eighth of a map's IDs is reserved for tenants with fewer than 1/128 of the IDs in quarantine. Half of this reserve
-// is kept for tenants with the label, while the namespaces without the label together have more than that number of IDs
-// in quarantine.
+// An eighth of a map's IDs is reserved. A tenant leaves the whole reserve to others while it has more than a
+// sixteenth of it in quarantine. A namespace without the label leaves half of it while all such namespaces together
+// have more than half of it in quarantine. In a small map, up to few IDs in quarantine have no effect.
 const (
 	keptOfMap  = 8
 	ownOfKept  = 16

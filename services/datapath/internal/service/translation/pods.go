@@ -99,9 +99,9 @@ func (h *held) isIdleUDP() bool {
 }
 
 // finish removes translations if little capacity is left, corrects the counts, and returns the number of removed
-// translations. It removes the longest idle translations of the largest users: UDP flows until the endpoints have no
-// more than relaxed, then any translations that exceed their bound. A single endpoint may have used the whole common
-// half; it loses translations when others need some.
+// translations. It removes the longest idle translations of the largest users: first idle UDP flows, while all
+// endpoints together have more than relaxed allows; then any translations, while they have more than the bound. A
+// single endpoint may have used the whole common half; it loses translations when others need some.
 func (p *pods) finish(m *Maps) (removals int, err error) {
 	for f, of := range families {
 		size := m.bounds.Size(of)
@@ -121,7 +121,8 @@ func (p *pods) finish(m *Maps) (removals int, err error) {
 	return removals, nil
 }
 
-// trim removes translations for which may returns true, until the endpoints have keep of a family.
+// trim removes translations of family f until the endpoints have no more than keep. It only removes translations for
+// which may returns true.
 func (p *pods) trim(f, keep int, may func(*held) bool) (removals int, err error) {
 	idle := func(h *held) (uint32, bool) { return h.idle, may(h) }
 	for _, h := range count.Surplus(p.crowded[f], keep, idle) {

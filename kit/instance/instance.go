@@ -28,7 +28,7 @@ const (
 	LoadBalancerID = FirstServiceID + 3
 	EtcdID         = FirstServiceID + 4 // etcd of a development node; its group has the same number
 	DatapathID     = FirstServiceID + 5
-	ControllerID   = FirstServiceID + 6 // the user is called sluice-status, the name in earlier versions
+	ControllerID   = FirstServiceID + 6 // the name of the user is still sluice-status, as in earlier versions
 	HTTPID         = FirstServiceID + 7 // proxy for HTTP and TLS, which does not exist yet
 	HubbleID       = FirstServiceID + 8
 	DNSID          = FirstServiceID + 9

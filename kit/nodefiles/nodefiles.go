@@ -30,7 +30,7 @@ type Service struct {
 	Former uint32
 	// BPF means that the service pins maps and programs.
 	BPF bool
-	// Mounted means that the bpffs is mounted by someone else.
+	// Mounted means that somebody else mounts the bpffs: Prepare uses it, and does not mount one.
 	Mounted bool
 	// Optional means that not every node runs the service. Its directories are prepared on every node, so that it can
 	// be started later.
@@ -43,7 +43,7 @@ func Services() []Service {
 		{Name: "identity", UID: instance.IdentityID, GID: instance.GroupID, Former: 64701},
 		{Name: "ipam", UID: instance.IPAMID, GID: instance.GroupID, Former: 64702},
 		{Name: "policy", UID: instance.PolicyID, GID: instance.GroupID, Former: 64703},
-		// No earlier version had the services whose user is their former one.
+		// A service that no earlier version had is its own former user: none of its files get another owner.
 		{Name: "loadbalancer", UID: instance.LoadBalancerID, GID: instance.GroupID, Former: instance.LoadBalancerID},
 		{Name: "datapath", UID: instance.DatapathID, GID: instance.GroupID, Former: 0, BPF: true},
 		{Name: "dns", UID: instance.DNSID, GID: instance.GroupID, Former: instance.DNSID},
@@ -53,7 +53,7 @@ func Services() []Service {
 
 // Store returns sluice-store, which runs on machines that are members of the store only.
 func Store() Service {
-	// No earlier version had this service.
+	// No earlier version had this service: it is its own former user.
 	return Service{Name: "store", UID: instance.StoreID, GID: instance.GroupID, Former: instance.StoreID}
 }
 

@@ -22,9 +22,9 @@ func tunFile(p instance.Paths) string {
 	return filepath.Join(strings.TrimSuffix(p.RunDir, "/run/"+filepath.Base(p.RunDir)), "/dev/net/tun")
 }
 
-// prepareTUN opens the device node, so that the kernel loads its module, and gives it to the service if the service's
-// user has no access: without udev its mode is 0600. The node gives no right to others, because making a device takes
-// CAP_NET_ADMIN. A machine without the node is not an error: the datapath reports it.
+// prepareTUN opens the device node once, so that the kernel loads its module. If the service has no access to the
+// node, it makes the service its owner: without udev, the node has mode 0600. Access alone gives no rights, because
+// making a device also takes CAP_NET_ADMIN. A missing node is not an error: the datapath reports it.
 func (s Service) prepareTUN(p instance.Paths) (changes []string, err error) {
 	path := tunFile(p)
 	if f, err := os.OpenFile(path, os.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0); err == nil {

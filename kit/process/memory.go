@@ -44,8 +44,8 @@ func (g *giveBack) due(allocated uint64) bool {
 	return true
 }
 
-// look ends a burst of package burst that is over, and reports as due. Also the memory of a burst that ends here, while
-// the process is busy, is due once the process is idle.
+// look ends a burst of package burst if it is over, and then does the same as due. If the process is still busy when
+// the burst ends, the memory of the burst is due once the process is idle.
 func (g *giveBack) look(now time.Time, allocated uint64) bool {
 	g.burst = g.burst || burst.Active()
 	burst.EndCalm(now)

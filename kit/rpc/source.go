@@ -9,7 +9,7 @@ import (
 )
 
 // SourceOf returns the addresses that a limit counts as one client: an IPv4 address, or the /64 of an IPv6 address,
-// whose other bits the client can choose. It returns the zero Prefix for an address that is not of TCP.
+// whose other bits the client can choose. It returns the zero Prefix if a is not an IP address with a port.
 func SourceOf(a net.Addr) netip.Prefix {
 	at, err := netip.ParseAddrPort(a.String())
 	if err != nil {

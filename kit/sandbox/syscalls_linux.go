@@ -88,7 +88,7 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		}
 		return call
 	}
-	// internet returns an entry that refuses a call for internet sockets if argument n is not than.
+	// internet returns an entry that refuses a call for internet sockets unless its argument n has the given value.
 	internet := func(name string, n uint32, than uint64) seccomp.NameWithConditions {
 		return seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{
 			arg(0, seccomp.NotEqual, unix.AF_UNIX), arg(0, seccomp.NotEqual, unix.AF_NETLINK), arg(n, seccomp.NotEqual, than),

@@ -81,7 +81,7 @@ type Event struct {
 	SourceIdentity, DestinationIdentity uint32
 	Length                              uint32
 	SourceMAC                           [6]byte
-	// Node is the node ID of the other node at one end; 0: none.
+	// Node is the node ID of the other node that the packet came from or goes to past this node's stack; 0: none.
 	Node      uint16
 	EtherType uint16
 	// Sender and Receiver are the sides of the connection's first packet. With Reply, the packet travels in the opposite
@@ -94,7 +94,7 @@ type Event struct {
 	KernelLost uint32
 }
 
-// RepairDetails describe the difference of an attachment.
+// RepairDetails describe a difference in how a program was attached, and the result of its repair.
 type RepairDetails struct {
 	Subject string // "filter" or "qdisc"
 	Device  string

@@ -16,8 +16,8 @@ import (
 	"maps"
 )
 
-// evictions is the part of a limit of which a table removes entries at a time, so that it searches seldom for the
-// entries to remove.
+// evictions divides a limit: a table evicts at least this part of its entries at a time, so that it rarely has to
+// search for entries to evict.
 const evictions = 1024
 
 // Accounts counts what the pods of a node pay for, by endpoint. It must be used by one goroutine at a time.

@@ -91,8 +91,9 @@ func (o *observing) numberOf(ctx context.Context, last uint64, id string) (numbe
 	return number, nil
 }
 
-// numberBefore looks at the records up to last during one turn, and returns the number of the last record that it did
-// not look at.
+// numberBefore searches the records for an event by its ID, backwards from the record last, during one turn. It
+// returns the number of the record, or 0 and in next the record to continue with; next is 0 if all records were
+// searched.
 func (o *observing) numberBefore(ctx context.Context, last uint64, id string) (next, number uint64, err error) {
 	over, done, err := o.turn(ctx)
 	if err != nil {

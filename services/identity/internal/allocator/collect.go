@@ -202,9 +202,9 @@ func (c *collector) unused() (unused []identity.Identity, refs References, compl
 	return unused, refs, true
 }
 
-// Limits of a collection. It consists of steps, each of which takes no longer than one request may.
+// Limits of one removal of unused identities. It is divided into steps, each of which is one request to the store.
 const (
-	collectStep = 256
+	collectStep = 256    // identities in one step
 	maxCollect  = 16_384 // maximum number of identities in one round
 )
 

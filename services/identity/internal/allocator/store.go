@@ -42,7 +42,8 @@ var (
 	ErrCorrupt = errors.New("store content is corrupt")
 )
 
-// ConflictError describes the identities that the store contains instead of an identity that this node held.
+// ConflictError reports that the store contradicts Held, an identity that this node holds: the number belongs to
+// another label set or is in quarantine, or the label set has another number.
 type ConflictError struct {
 	Held     identity.Identity
 	Occupant identity.Identity // current owner of the number; zero if it is free

@@ -135,8 +135,8 @@ func (c *identityClass) stableKey() policytable.ClassKey {
 	return policytable.ClassKey(h.Sum(nil)[:16])
 }
 
-// Snapshot calls report with the steps that build the whole state, for a new subscriber. Their order depends only on
-// the numbers of tables, classes and identities.
+// Snapshot passes the steps that build the whole state to report, for a new subscriber. Identity classes, identities,
+// tables and subjects come one kind after the other, each in ascending order of its numbers.
 func (e *Engine) Snapshot(report func(policytable.Step)) {
 	for _, n := range slices.Sorted(maps.Keys(e.byNumber)) {
 		report(policytable.DefineIdentityClass{IdentityClass: n, Key: e.byNumber[n].stableKey()})

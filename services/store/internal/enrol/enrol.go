@@ -240,7 +240,7 @@ func Members(m *member.Member, enrolPort int) *storev1.ListMembersResponse {
 	return out
 }
 
-// Reasons maps errors of the parts of a store to codes and reasons.
+// Reasons maps errors of the packages of sluice-store and of etcd to gRPC codes and to reasons of the API.
 func Reasons() rpcerr.Table {
 	on := rpcerr.On
 	t := rpcerr.Table{

@@ -351,7 +351,7 @@ func (s *fakeStore) Follow(ctx context.Context, sink func(allocator.Update)) err
 	}
 }
 
-// last keeps of each number only its last event.
+// last removes all events of a number except the newest.
 func last(u allocator.Update) allocator.Update {
 	newest := map[identity.Numeric]int64{}
 	for _, e := range u.Upserts {

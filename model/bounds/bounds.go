@@ -250,9 +250,9 @@ var All = []Bound{
 	{
 		Name: "changes of the labels of one pod", Process: "sluice-identity", Default: "5, then 1 in 10 s",
 		Divided: PerObject,
-		Beyond:  "a change waits; after 15 s the pod is isolated; the newest labels count; a change that only removes " +
+		Beyond: "a change waits; after 15 s the pod is isolated; the newest labels count; a change that only removes " +
 			"permissions does not wait",
-		Shown:   "`sluice status`",
+		Shown: "`sluice status`",
 		Tests: []string{
 			"TestRatesOfAPod", "TestLabelsThatNeverRestTakeFewNumbers", "TestChangeThatNarrowsWaitsForNoRate",
 			"TestQuarantineNarrows",

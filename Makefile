@@ -339,8 +339,8 @@ chart: ## Write bin/sluice-VERSION.tgz: the Helm chart of the version in the fil
 	@bin/tools/helm package bin/chart/sluice --destination bin
 
 .PHONY: tools
-tools: ## Build the pinned developer's tools into bin/tools
-	@scripts/tools
+tools: ## Build the pinned tools that check and test need into bin/tools
+	@scripts/tools buf cnitool gofumpt golangci-lint gotestsum grpcurl
 
 .PHONY: modules
 modules: ## Download the modules that build, check and test need

@@ -681,18 +681,15 @@ static __always_inline void revive(struct sl_ct *ct)
  * evaluated. Therefore a CPU first claims the entry (SL_EPOCHS_BUSY), and only if the entry has
  * not changed since the evaluation. If another CPU was faster, its words stay. No endpoint ever
  * has the epoch SL_EPOCHS_BUSY, so meanwhile other CPUs evaluate the policy for their packets.
+ * Always returns 0; a function that the verifier walks once has a result.
  */
-static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u64 where,
-			       __u32 addr_epochs)
+__noinline int restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u64 where,
+		       __u32 addr_epochs)
 {
-	__u64 new_where = evaluated_where(p, addr_epochs),
-	      new_epochs = evaluated_epochs(p, epochs, new_where);
-	__u64 *ids = (__u64 *)&ct->id_init, *rules = (__u64 *)&ct->rule_eg;
-	__u64 *nat = (__u64 *)&ct->SL_CT_NODE_WORD, new_ids;
 	__u64 busy = (__u64)SL_EPOCHS_BUSY << 32 | (SL_EPOCHS_BUSY - bpf_get_smp_processor_id());
-	__u32 id_i = p->reply ? p->dst_identity : p->src_identity;
-	__u32 id_r = p->reply ? p->src_identity : p->dst_identity;
-	__u64 old, new_rules;
+	__u64 new_where, new_epochs, new_ids, new_rules, old;
+	__u64 *ids, *rules, *nat;
+	__u32 id_i, id_r;
 
 	_Static_assert(offsetof(struct sl_ct, id_init) == 16 &&
 			       offsetof(struct sl_ct, id_resp) == 20,
@@ -705,6 +702,15 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 			       offsetof(struct sl_ct, SL_CT_NODE) ==
 				       offsetof(struct sl_ct, SL_CT_NODE_WORD) + 6,
 		       "the upper quarter of a word");
+	if (!p || !ct)
+		return 0;
+	new_where = evaluated_where(p, addr_epochs);
+	new_epochs = evaluated_epochs(p, epochs, new_where);
+	ids = (__u64 *)&ct->id_init;
+	rules = (__u64 *)&ct->rule_eg;
+	nat = (__u64 *)&ct->SL_CT_NODE_WORD;
+	id_i = p->reply ? p->dst_identity : p->src_identity;
+	id_r = p->reply ? p->src_identity : p->dst_identity;
 	revive(ct);
 	/* Set before the epochs: with new epochs but no flag, packets would bypass the proxy. Never
 	 * cleared: if the map has reassigned the element, packets of that connection would.
@@ -714,17 +720,17 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 	new_ids = (__u64)id_r << 32 | id_i;
 	if (epochs == new_epochs && where == new_where && READ_ONCE(*ids) == new_ids &&
 	    node_of_connection(ct) == p->node)
-		return;
+		return 0;
 	if (epochs >> 32 == SL_EPOCHS_BUSY ||
 	    __sync_val_compare_and_swap(&ct->epochs, epochs, busy) != epochs)
-		return;
+		return 0;
 	/* Since the lookup, the map may have reassigned the element to another connection of the
 	 * same ends that was evaluated under the same epochs.
 	 */
 	if (find_connection(p) != ct ||
 	    __sync_val_compare_and_swap(&ct->where, where, new_where) != where) {
 		__sync_val_compare_and_swap(&ct->epochs, busy, epochs);
-		return;
+		return 0;
 	}
 	old = READ_ONCE(*ids);
 	__sync_val_compare_and_swap(ids, old, new_ids);
@@ -736,6 +742,7 @@ static __noinline void restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epoc
 	old = READ_ONCE(*nat);
 	__sync_val_compare_and_swap(nat, old, (old & 0xffffffffffff) | (__u64)p->node << 48);
 	__sync_val_compare_and_swap(&ct->epochs, busy, new_epochs);
+	return 0;
 }
 
 #endif

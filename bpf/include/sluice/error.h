@@ -29,7 +29,7 @@ __noinline int rewrite_error(struct __sk_buff *skb, struct sl_packet *p)
 	if (!equal16(p->src, q.dst))
 		return 0;
 	to.source = 1;
-	return (int)rewrite_end(skb, p, &to);
+	return rewrite_end(skb, p, &to);
 }
 
 /* Rewrites a frame before it is delivered to a pod. */

@@ -181,24 +181,31 @@ static __always_inline long rewrite_port(struct __sk_buff *skb, const struct sl_
 	return bpf_skb_store_bytes(skb, at, &new, sizeof(new), 0);
 }
 
-/* Writes one end of the packet into its frame; 0 on success. */
-static __noinline long rewrite_end(struct __sk_buff *skb, const struct sl_packet *p,
-				   const struct sl_end *to)
+/*
+ * Writes one end of the packet into its frame; 0 on success. Global, because the verifier walks a
+ * static function once for each state of its callers: a tenth of all programs.
+ */
+__noinline int rewrite_end(struct __sk_buff *skb, const struct sl_packet *p,
+			   const struct sl_end *to)
 {
-	bool ports = !p->fragment && p->proto != SL_ICMP && p->proto != SL_ICMPV6;
+	bool ports;
 	__u64 flags;
-	__u32 check = checksum_at(p, &flags);
+	__u32 check;
 
+	if (!p || !to)
+		return -1;
+	ports = !p->fragment && p->proto != SL_ICMP && p->proto != SL_ICMPV6;
+	check = checksum_at(p, &flags);
 	if (likely(ports && p->family == 4 && p->l4 == ETH_HLEN + sizeof(struct iphdr)))
-		return rewrite_ports4(skb, to, check, flags);
+		return (int)rewrite_ports4(skb, to, check, flags);
 	if (p->family == 4 ? rewrite_address4(skb, to, check, flags)
 			   : rewrite_address6(skb, to, check, flags))
 		return -1;
-	return ports ? rewrite_port(skb, p, to, check, flags) : 0;
+	return ports ? (int)rewrite_port(skb, p, to, check, flags) : 0;
 }
 
 /* Writes the translated destination to the frame. */
-static __always_inline long rewrite_destination(struct __sk_buff *skb, const struct sl_packet *p)
+static __always_inline int rewrite_destination(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct sl_end to = { .port = p->dport };
 
@@ -233,7 +240,7 @@ static __always_inline long find_asked(const struct sl_packet *p, struct sl_end 
 }
 
 /* Writes the requested address to the frame as source. */
-static __always_inline long rewrite_source(struct __sk_buff *skb, const struct sl_packet *p)
+static __always_inline int rewrite_source(struct __sk_buff *skb, const struct sl_packet *p)
 {
 	struct sl_end from = { .source = 1 };
 
@@ -248,9 +255,9 @@ __noinline int rewrite(struct __sk_buff *skb, struct sl_packet *p)
 	if (!p)
 		return -1;
 	if (p->translated == SL_TRANSLATED_DESTINATION)
-		return (int)rewrite_destination(skb, p);
+		return rewrite_destination(skb, p);
 	if (p->reply && p->front)
-		return (int)rewrite_source(skb, p);
+		return rewrite_source(skb, p);
 	return 0;
 }
 

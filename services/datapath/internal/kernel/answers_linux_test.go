@@ -327,7 +327,7 @@ func TestKernelProgramsAskConntrackOnceItIsThere(t *testing.T) {
 	if changed, err := n.k.Reload(); err != nil || !changed {
 		t.Fatalf("Reload with the module: changed %t, %v", changed, err)
 	}
-	attach(t, f.a.h, f.a.uplink, netlink.HANDLE_MIN_INGRESS, n.k.Programs.Get(program.FromUplink))
+	attach(t, f.a.h, f.a.uplink, netlink.HANDLE_MIN_INGRESS, n.k.find(program.FromUplink))
 	must(t, "drop old programs", n.k.DropOldPrograms())
 	if changed, err := n.k.Reload(); err != nil || changed {
 		t.Errorf("Reload again: changed %t, %v", changed, err)

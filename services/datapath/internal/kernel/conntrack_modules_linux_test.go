@@ -29,7 +29,7 @@ func TestKernelConntrackIsAModule(t *testing.T) {
 	o := testOptions(kerneltest.NewBPFFS(t))
 	o.Services, o.Routing = true, RoutingOverlay
 	k := openKernel(t, o)
-	absent := k.Programs.Get(program.FromUplink).ID
+	absent := k.find(program.FromUplink).ID
 	if changed, err := k.Reload(); err != nil || changed {
 		t.Fatalf("Reload without the module: changed %t, %v", changed, err)
 	}
@@ -39,7 +39,7 @@ func TestKernelConntrackIsAModule(t *testing.T) {
 	if changed, err := k.Reload(); err != nil || !changed {
 		t.Fatalf("Reload with the module: changed %t, %v", changed, err)
 	}
-	if k.Programs.Get(program.FromUplink).ID == absent {
+	if k.find(program.FromUplink).ID == absent {
 		t.Error("the program is the one without nf_conntrack")
 	}
 	second := openKernel(t, o)

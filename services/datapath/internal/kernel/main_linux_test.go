@@ -9,18 +9,18 @@ import (
 	"os"
 	"testing"
 
-	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
-	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
-
 	"github.com/cilium/ebpf"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/conntrackview"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/explain"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/kerneltest"
 )
 
 func TestMain(m *testing.M) {
@@ -59,8 +59,16 @@ func testOptions(dir string) Options {
 	}
 }
 
+// openKernel opens a kernel whose programs are loaded when the test asks for them: the kernel needs most of the time of
+// a test to verify them.
 func openKernel(t testing.TB, o Options) *Kernel {
 	t.Helper()
+	if o.build.maps == nil {
+		o.build.maps, o.build.programs = bpf.LoadMaps, program.Table()
+		for i := range o.build.programs {
+			o.build.programs[i].Lazy = o.build.programs[i].Devices != program.Sockets
+		}
+	}
 	k, err := Open(t.Context(), o)
 	if err != nil {
 		t.Fatalf("Open: %v", err)
@@ -103,8 +111,17 @@ func publish(t testing.TB, k *Kernel, e endpointmap.Endpoint) endpointmap.Endpoi
 	return got
 }
 
-// program returns the program with a name.
-func (k *Kernel) program(name string) *ebpf.Program { return k.Programs.Get(name).Prog }
+// find returns the program with a name, and loads it if necessary.
+func (k *Kernel) find(name string) *program.Program {
+	p, err := k.Programs.Find(name)
+	if err != nil {
+		panic(err)
+	}
+	return p
+}
+
+// program is like find, for tests that run the program.
+func (k *Kernel) program(name string) *ebpf.Program { return k.find(name).Prog }
 
 // explainer returns an Explainer of the maps.
 func (k *Kernel) explainer() *explain.Explainer {

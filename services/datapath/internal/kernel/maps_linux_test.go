@@ -299,7 +299,7 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	from, to := first.Programs.Get(program.FromPod), first.Programs.Get(program.ToPod)
+	from, to := first.find(program.FromPod), first.find(program.ToPod)
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -311,9 +311,9 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 	if got, err := second.Pins.Infos(); err != nil || !reflect.DeepEqual(got, ids) {
 		t.Errorf("maps\n got %+v, %v\nwant %+v", got, err, ids)
 	}
-	if second.Programs.Get(program.FromPod).ID != from.ID || second.Programs.Get(program.ToPod).ID != to.ID {
+	if second.find(program.FromPod).ID != from.ID || second.find(program.ToPod).ID != to.ID {
 		t.Errorf("programs %d, %d, want %d, %d",
-			second.Programs.Get(program.FromPod).ID, second.Programs.Get(program.ToPod).ID, from.ID, to.ID)
+			second.find(program.FromPod).ID, second.find(program.ToPod).ID, from.ID, to.ID)
 	}
 	if es, err := second.Endpoints.List(); err != nil || !reflect.DeepEqual(es, []endpointmap.Endpoint{e}) {
 		t.Errorf("endpoints %+v, %v, want %+v", es, err, e)
@@ -335,7 +335,9 @@ func TestKernelOpenAdoptsMapsProgramsAndContents(t *testing.T) {
 // the number differs between kernels.
 func TestKernelProgramsStayFarBelowTheVerifiersLimit(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	for _, p := range k.Programs.On(program.Endpoints) {
+	loaded, err := k.Programs.Load(program.Endpoints)
+	must(t, "load the programs", err)
+	for _, p := range loaded {
 		t.Logf("%s: %d instructions", p.Name, p.VerifiedInstructions)
 		if p.VerifiedInstructions == 0 || p.VerifiedInstructions > 150_000 {
 			t.Errorf("%s: the verifier processed %d instructions", p.Name, p.VerifiedInstructions)
@@ -350,14 +352,14 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.99.0.0/16")}
 	second := openKernel(t, o)
 
-	if first.Programs.Get(program.FromPod).ID == second.Programs.Get(program.FromPod).ID {
+	if first.find(program.FromPod).ID == second.find(program.FromPod).ID {
 		t.Fatal("the program with other constants was not loaded")
 	}
-	audit, err := second.Programs.Get(program.FromPod).Audit(first.Programs.Get(program.FromPod).ID)
+	audit, err := second.find(program.FromPod).Audit(first.find(program.FromPod).ID)
 	if err != nil || !audit.SameCode || !audit.SameMaps || audit.SameConfig || audit.Current() || len(audit.Differences) != 1 {
 		t.Errorf("audit of other constants: %+v, %v", audit, err)
 	}
-	own := second.Programs.Get(program.FromPod)
+	own := second.find(program.FromPod)
 	if audit, err := own.Audit(own.ID); err != nil || !audit.Current() {
 		t.Errorf("audit of the program itself: %+v, %v", audit, err)
 	}
@@ -381,7 +383,7 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 		t.Errorf("DropOldPrograms: %v, %d pinned, want 1", err, pins())
 	}
 	third := openKernel(t, o)
-	if third.Programs.Get(program.FromPod).ID != second.Programs.Get(program.FromPod).ID {
+	if third.find(program.FromPod).ID != second.find(program.FromPod).ID {
 		t.Error("the current program was dropped")
 	}
 }
@@ -389,15 +391,15 @@ func TestKernelOtherConstantsAreAnotherProgramOnTheSameMaps(t *testing.T) {
 func TestKernelAuditSeesForeignMapsAndCode(t *testing.T) {
 	k := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
 	other := openKernel(t, testOptions(kerneltest.NewBPFFS(t)))
-	audit, err := k.Programs.Get(program.FromPod).Audit(other.Programs.Get(program.FromPod).ID)
+	audit, err := k.find(program.FromPod).Audit(other.find(program.FromPod).ID)
 	if err != nil || !audit.SameCode || audit.SameMaps || !audit.SameConfig {
 		t.Errorf("the same program of another instance: %+v, %v", audit, err)
 	}
-	audit, err = k.Programs.Get(program.FromPod).Audit(k.Programs.Get(program.ToPod).ID)
+	audit, err = k.find(program.FromPod).Audit(k.find(program.ToPod).ID)
 	if err != nil || audit.SameCode || audit.Current() {
 		t.Errorf("the other program: %+v, %v", audit, err)
 	}
-	if _, err := k.Programs.Get(program.FromPod).Audit(1<<31 - 1); !errors.Is(err, program.ErrNoProgram) {
+	if _, err := k.find(program.FromPod).Audit(1<<31 - 1); !errors.Is(err, program.ErrNoProgram) {
 		t.Errorf("no program: %v", err)
 	}
 }
@@ -525,7 +527,7 @@ func TestKernelValidateOnlyChangesNothing(t *testing.T) {
 	if _, err := os.Stat(o.Dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the pin directory: %v, want it absent", err)
 	}
-	if k.Programs.Get(program.FromPod).VerifiedInstructions == 0 {
+	if k.find(program.FromPod).VerifiedInstructions == 0 {
 		t.Error("nothing was verified")
 	}
 	_, publishErr := k.Endpoints.Publish(t.Context(), a)
@@ -642,7 +644,7 @@ func TestKernelNothingRemainsWhenThePinsAreGone(t *testing.T) {
 		for _, i := range infos {
 			ids = append(ids, ebpf.MapID(i.ID))
 		}
-		prog = k.Programs.Get(program.FromPod).ID
+		prog = k.find(program.FromPod).ID
 	})
 	for _, id := range ids {
 		servicetest.Eventually(t, "a map to go", func() bool {

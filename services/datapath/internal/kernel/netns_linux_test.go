@@ -66,8 +66,8 @@ func newPodAt(t *testing.T, k *Kernel, node *netlink.Handle, name string, e endp
 			t.Errorf("delete %s: %v", name, err)
 		}
 	})
-	attach(t, node, link, netlink.HANDLE_MIN_INGRESS, k.Programs.Get(program.FromPod))
-	attach(t, node, link, netlink.HANDLE_MIN_EGRESS, k.Programs.Get(program.ToPod))
+	attach(t, node, link, netlink.HANDLE_MIN_INGRESS, k.find(program.FromPod))
+	attach(t, node, link, netlink.HANDLE_MIN_EGRESS, k.find(program.ToPod))
 	must(t, "set "+name+" up", node.LinkSetUp(link))
 
 	h, err := netlink.NewHandleAt(p.ns, unix.NETLINK_ROUTE)

@@ -200,8 +200,8 @@ func newFabricNode(t *testing.T, bridge netlink.Link, number byte, routing Routi
 		n.addTunnel(t)
 		local = nodemap.Local{Overlay: true, TunnelIfindex: uint32(n.tunnel.Attrs().Index)}
 	}
-	attach(t, n.h, n.uplink, netlink.HANDLE_MIN_INGRESS, n.k.Programs.Get(program.FromUplink))
-	attach(t, n.h, n.uplink, netlink.HANDLE_MIN_EGRESS, n.k.Programs.Get(program.ToUplink))
+	attach(t, n.h, n.uplink, netlink.HANDLE_MIN_INGRESS, n.k.find(program.FromUplink))
+	attach(t, n.h, n.uplink, netlink.HANDLE_MIN_EGRESS, n.k.find(program.ToUplink))
 	for i, a := range []netip.Addr{n.over4, n.over6, n.addr4, n.addr6} {
 		local.Sources[i], err = n.k.Endpoints.OwnPlace(a)
 		must(t, "find the place of "+a.String(), err)
@@ -250,8 +250,8 @@ func (n *fabricNode) addTunnel(t *testing.T) {
 	n.tunnel, err = n.h.LinkByName("sltun")
 	must(t, "find the tunnel", err)
 	must(t, "no ARP in the tunnel", n.h.LinkSetARPOff(n.tunnel))
-	attach(t, n.h, n.tunnel, netlink.HANDLE_MIN_INGRESS, n.k.Programs.Get(program.FromOverlay))
-	attach(t, n.h, n.tunnel, netlink.HANDLE_MIN_EGRESS, n.k.Programs.Get(program.ToOverlay))
+	attach(t, n.h, n.tunnel, netlink.HANDLE_MIN_INGRESS, n.k.find(program.FromOverlay))
+	attach(t, n.h, n.tunnel, netlink.HANDLE_MIN_EGRESS, n.k.find(program.ToOverlay))
 	must(t, "set the tunnel up", n.h.LinkSetUp(n.tunnel))
 }
 

@@ -459,7 +459,9 @@ func TestKernelVerifierAcceptsTheOverlap(t *testing.T) {
 	th := newTheatre(t, false)
 	th.toLegacy(t)
 	th.reopen(t, th.k.opened.Dir, build{})
-	for _, p := range th.k.Programs.On(program.Endpoints) {
+	loaded, err := th.k.Programs.Load(program.Endpoints)
+	must(t, "load the programs", err)
+	for _, p := range loaded {
 		t.Logf("verified %s %s: %d instructions walked", pin.Release(), p.Name, p.VerifiedInstructions)
 		if p.VerifiedInstructions > verifierLimit {
 			t.Errorf("%s: the verifier walked %d instructions, more than %d", p.Name, p.VerifiedInstructions, verifierLimit)

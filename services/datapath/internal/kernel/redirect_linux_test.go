@@ -130,7 +130,7 @@ func newTap(t *testing.T, k *Kernel, node *netlink.Handle, ns netns.NsHandle) *t
 	must(t, "find the TAP device", err)
 	must(t, "length of the queue", node.LinkSetTxQLen(p.link, proxymap.QueueLength))
 	must(t, "MTU", node.LinkSetMTU(p.link, 9000))
-	attach(t, node, p.link, netlink.HANDLE_MIN_INGRESS, k.Programs.Get(program.FromTap))
+	attach(t, node, p.link, netlink.HANDLE_MIN_INGRESS, k.find(program.FromTap))
 	must(t, "set the TAP device up", node.LinkSetUp(p.link))
 	p.attached(t, true)
 	beat(t, k, 0)

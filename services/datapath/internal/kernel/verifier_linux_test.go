@@ -40,7 +40,9 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, devices := range []program.Devices{program.Endpoints, program.Tunnel, program.Uplinks, program.Sockets, program.Taps} {
-			wantBounded(t, k.Programs.On(devices))
+			loaded, err := k.Programs.Load(devices)
+			must(t, "load the programs", err)
+			wantBounded(t, loaded)
 		}
 		if err := k.Close(); err != nil {
 			t.Fatal(err)

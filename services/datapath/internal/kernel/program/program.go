@@ -47,9 +47,10 @@ type Programs struct {
 	log   *slog.Logger
 	table []Spec
 
-	mu   sync.Mutex // guards the following fields
-	all  []*Program // one per row of the table
-	left []*Program // replaced by Reload, but possibly still in use
+	mu        sync.Mutex     // held while programs are loaded; guards the following fields
+	constants map[string]any // of all
+	all       []*Program     // one per row of the table; nil: not loaded yet
+	left      []*Program     // replaced by Reload, but possibly still in use
 }
 
 // Program is a loaded program.
@@ -79,35 +80,85 @@ func Open(pm *pin.Maps, o Options) (*Programs, error) {
 	return ps, nil
 }
 
-// Reload is like Open, but with other constants. Afterwards Get and On return the new programs; the caller must attach
+// Reload is like Open, but with other constants. Afterwards On returns the new programs; the caller must attach
 // them. If it fails, the previous programs stay.
 func (ps *Programs) Reload(constants map[string]any) (err error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	all, err := ps.load(constants, func(i int) bool {
+		lazy := ps.table[i].Lazy && !ps.maps.ValidateOnly
+		return !lazy || i < len(ps.all) && ps.all[i] != nil
+	})
+	if err != nil {
+		return err
+	}
+	ps.constants, ps.all, ps.left = constants, all, append(ps.left, ps.all...)
+	return nil
+}
+
+// Load returns the programs for a set of devices, and loads those of them that are lazy and not loaded yet.
+func (ps *Programs) Load(d Devices) ([]*Program, error) {
+	return ps.find(func(s Spec) bool { return s.Devices == d })
+}
+
+// Find returns the program with a name, and loads it if it is lazy; ErrNoProgram if the table has none.
+func (ps *Programs) Find(name string) (*Program, error) {
+	found, err := ps.find(func(s Spec) bool { return s.Name == name })
+	switch {
+	case err != nil:
+		return nil, err
+	case len(found) == 0:
+		return nil, fmt.Errorf("%s: %w", name, ErrNoProgram)
+	}
+	return found[0], nil
+}
+
+func (ps *Programs) find(wanted func(Spec) bool) (found []*Program, err error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	more, err := ps.load(ps.constants, func(i int) bool { return ps.all[i] == nil && wanted(ps.table[i]) })
+	if err != nil {
+		return nil, err
+	}
+	for i, s := range ps.table {
+		if more[i] != nil {
+			ps.all[i] = more[i]
+		}
+		if wanted(s) {
+			found = append(found, ps.all[i])
+		}
+	}
+	return found, nil
+}
+
+// load returns the programs of the rows that wanted selects, loaded and pinned.
+func (ps *Programs) load(constants map[string]any, wanted func(row int) bool) (all []*Program, err error) {
 	all, errs := make([]*Program, len(ps.table)), make([]error, len(ps.table))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, closeAll(all))
+			all = nil
 		}
 	}()
 	var loads sync.WaitGroup
 	for i, s := range ps.table {
-		loads.Go(func() { all[i], errs[i] = ps.open(s, constants) })
+		if wanted(i) {
+			loads.Go(func() { all[i], errs[i] = ps.open(s, constants) })
+		}
 	}
 	loads.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return err
+		return nil, err
 	}
 	for _, p := range all {
-		if p.adopted || ps.maps.ValidateOnly {
+		if p == nil || p.adopted || ps.maps.ValidateOnly {
 			continue
 		}
 		if err := p.Prog.Pin(filepath.Join(ps.maps.Dir, p.pin)); err != nil {
-			return fmt.Errorf("pin program %s: %w", p.pin, err)
+			return nil, fmt.Errorf("pin program %s: %w", p.pin, err)
 		}
 	}
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	ps.all, ps.left = all, append(ps.left, ps.all...)
-	return nil
+	return all, nil
 }
 
 func (ps *Programs) open(s Spec, constants map[string]any) (*Program, error) {
@@ -156,26 +207,16 @@ func SetConstants(spec *ebpf.CollectionSpec, constants map[string]any) error {
 	return nil
 }
 
-// On returns the programs for a set of devices.
+// On returns the loaded programs for a set of devices.
 func (ps *Programs) On(d Devices) []*Program {
 	return slices.DeleteFunc(ps.current(), func(p *Program) bool { return p.Devices != d })
-}
-
-// Get returns the program with a name; nil if the table has none.
-func (ps *Programs) Get(name string) *Program {
-	for _, p := range ps.current() {
-		if p.Name == name {
-			return p
-		}
-	}
-	return nil
 }
 
 // current returns a copy of the list of current programs.
 func (ps *Programs) current() []*Program {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	return slices.Clone(ps.all)
+	return slices.DeleteFunc(slices.Clone(ps.all), func(p *Program) bool { return p == nil })
 }
 
 // Close releases the handles. Attached and pinned programs stay.

@@ -20,6 +20,8 @@ type Spec struct {
 	Hook    Hook
 	// Optional: the program only makes packets cheaper. A kernel whose hooks take one program of ours runs without it.
 	Optional bool
+	// Lazy: Open does not load the program, unless it only validates; Programs.Load does.
+	Lazy bool
 	// Load reads the compiled program.
 	Load func() (*ebpf.CollectionSpec, error)
 }

@@ -84,7 +84,11 @@ func newNode(t testing.TB) *node {
 	must("load sluice_judge", err)
 	t.Cleanup(coll.Close)
 	n.evaluator = coll.Programs["sluice_judge"]
-	n.fromPod, n.toPod = k.Programs.Get(program.FromPod).Prog, k.Programs.Get(program.ToPod).Prog
+	for name, p := range map[string]**ebpf.Program{program.FromPod: &n.fromPod, program.ToPod: &n.toPod} {
+		found, err := k.Programs.Find(name)
+		must("find "+name, err)
+		*p = found.Prog
+	}
 	n.events, err = ringbuf.NewReader(maps[bpf.MapsMapSlEvents])
 	must("open the events", err)
 	t.Cleanup(func() { n.events.Close() })

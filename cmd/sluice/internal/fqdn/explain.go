@@ -5,12 +5,16 @@ package fqdn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
@@ -41,14 +45,14 @@ func explain(ctx context.Context, inv *invocation.Invocation, name string) error
 		return err
 	}
 	facts := []message.Fact{{Key: "policy", Value: message.List(known)}}
-	var seen *dnsv1.ExplainNameResponse
-	if invocation.Runs(inv, invocation.DNS) {
-		seen, err = invocation.Ask(ctx, inv, invocation.DNS, dnsv1.DNSServiceClient.ExplainName,
-			&dnsv1.ExplainNameRequest{Name: name})
-		if err != nil {
-			return err
-		}
+	seen, away, err := answers(ctx, inv, name)
+	switch {
+	case err != nil:
+		return err
+	case seen != nil:
 		facts = append(facts, message.Fact{Key: "dns", Value: message.Of(seen)})
+	case away != nil:
+		facts = append(facts, message.Fact{Key: "dnsError", Value: away.Error()})
 	}
 	return inv.Show(message.Join(facts...), func(w io.Writer) {
 		if len(known) == 0 {
@@ -56,12 +60,34 @@ func explain(ctx context.Context, inv *invocation.Invocation, name string) error
 		} else {
 			writeNames(w, known)
 		}
-		if seen == nil {
+		switch {
+		case seen != nil:
+			writeSeen(w, seen)
+		case away != nil:
+			fmt.Fprintln(w, output.Printable("sluice-dns does not answer, so what it knows is not shown: "+away.Error()))
+		default:
 			fmt.Fprintln(w, "sluice-dns does not run on this node: only `sluice fqdn learn` and LearnNames add addresses.")
-			return
 		}
-		writeSeen(w, seen)
 	})
+}
+
+// answers returns what sluice-dns knows about a name. Without sluice-dns on this node, it returns nil. If sluice-dns
+// has a socket and does not answer, away is the reason: after a crash the socket remains until the process starts again.
+func answers(
+	ctx context.Context, inv *invocation.Invocation, name string,
+) (seen *dnsv1.ExplainNameResponse, away, err error) {
+	if !invocation.Runs(inv, invocation.DNS) {
+		return nil, nil, nil
+	}
+	seen, err = invocation.Ask(ctx, inv, invocation.DNS, dnsv1.DNSServiceClient.ExplainName,
+		&dnsv1.ExplainNameRequest{Name: name})
+	switch status.Code(err) {
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Unimplemented:
+		if ctx.Err() == nil && !errors.Is(err, syscall.EACCES) {
+			return nil, err, nil
+		}
+	}
+	return seen, nil, err
 }
 
 func writeSeen(w io.Writer, seen *dnsv1.ExplainNameResponse) {

@@ -194,6 +194,23 @@ func TestNameIsExplained(t *testing.T) {
 	}
 }
 
+func TestNameIsExplainedWhileTheProxyIsAway(t *testing.T) {
+	n := nodetest.New(t, Command)
+	n.Policy.Names = names()[:1]
+	n.Crash(t, "dns")
+	out, _ := n.Want(t, 0, "fqdn", "explain", "api.example.com")
+	nodetest.WantLines(t, out, "- 2001:db8::7 over now -")
+	if !strings.Contains(out, "sluice-dns does not answer, so what it knows is not shown: ") {
+		t.Errorf("printed %s", out)
+	}
+	out, _ = n.Want(t, 0, "fqdn", "explain", "api.example.com", "-o", "json")
+	if !strings.Contains(out, `"dnsError": "`) || strings.Contains(out, `"dns":`) || !strings.Contains(out, `"usedBy"`) {
+		t.Errorf("printed %s", out)
+	}
+	n.Stop("policy") // without it the command has nothing to show
+	n.Want(t, invocation.ExitFailed, "fqdn", "explain", "api.example.com")
+}
+
 func TestNamesAreDeletedFromTheProxyToo(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dns := n.DNS

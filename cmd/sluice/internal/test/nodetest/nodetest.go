@@ -222,6 +222,20 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 // Stop stops a service of the node. Its socket is removed when Stop returns.
 func (n *Node) Stop(service string) { n.servers[service].stop() }
 
+// Crash stops a service of the node and leaves its socket, as a process that is killed does.
+func (n *Node) Crash(t *testing.T, service string) {
+	t.Helper()
+	n.Stop(service)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(n.RunDir, service, service+".sock")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Sluice runs the command against the node.
 func (n *Node) Sluice(args ...string) (code int, stdout, stderr string) {
 	var out, errOut bytes.Buffer

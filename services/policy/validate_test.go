@@ -149,6 +149,15 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 			t.Errorf("%s: exit code %d, %s%s", args, code, out.String(), errOut.String())
 		}
 	}
+	plain := "apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\nmetadata: {name: a}\n" +
+		"spec: {endpointSelector: {}, egress: [{toEntities: [all]}, {toFQDNs: [{matchName: a.test}]}]}\n"
+	for args, noted := range map[string]bool{"--dns-implicit=false": true, "--dns-implicit": false} {
+		out.Reset()
+		code = validate([]string{args}, strings.NewReader(plain), &out, &errOut)
+		if code != 0 || strings.Contains(out.String(), "no-dns-rule") != noted {
+			t.Errorf("%s: exit code %d, %s%s", args, code, out.String(), errOut.String())
+		}
+	}
 	if code := validate([]string{"web.yaml"}, strings.NewReader(""), &out, &errOut); code != 2 || !strings.Contains(errOut.String(), "standard input") {
 		t.Errorf("a file as argument: exit code %d, %s", code, errOut.String())
 	}

@@ -231,7 +231,8 @@ func (c *chart) findShared() error {
 	c.shared = map[string][]string{}
 	for name, settings := range c.services {
 		for _, s := range settings {
-			if strings.HasPrefix(s.key, "cluster.") || strings.HasPrefix(s.key, "shares.") || s.key == "dns.proxy" {
+			if strings.HasPrefix(s.key, "cluster.") || strings.HasPrefix(s.key, "shares.") ||
+				s.key == "dns.proxy" || s.key == "dns.implicit" {
 				c.shared[s.key] = append(c.shared[s.key], name)
 			}
 		}

@@ -37,6 +37,7 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		skipOthers   bool
 		nodeLabels   bool
 		dnsProxy     bool
+		dnsImplicit  bool
 		names        namesCheck
 	)
 	cmd := &cobra.Command{
@@ -45,7 +46,8 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		Long: `Check manifests as the policy service would, without a running service: the command
 executes ` + program + ` from its own directory or from PATH. Every problem is reported
 with file, document and field. The exit code is 1 if there are problems. The check assumes
-the default settings of the service, apart from --cluster-node-labels and --dns-proxy.
+the default settings of the service, apart from --cluster-node-labels, --dns-proxy and
+--dns-implicit.
 
 A warning names each toFQDNs list whose pods no DNS rule of the manifests selects. With
 --against-node, the DNS rules of the accepted policies of this node count, too.`,
@@ -70,6 +72,9 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 			if !dnsProxy {
 				flags = append(flags, "--dns-proxy=false")
 			}
+			if dnsImplicit {
+				flags = append(flags, "--dns-implicit")
+			}
 			return validate(cmd.Context(), inv, docs, broken, namespace, flags, names)
 		},
 	}
@@ -79,6 +84,8 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 	f.BoolVar(&nodeLabels, "cluster-node-labels", false,
 		"the nodes have the setting cluster.nodeLabels, which the Kubernetes manifests set")
 	f.BoolVar(&dnsProxy, "dns-proxy", true, "the nodes have the setting dns.proxy, so sluice-dns evaluates DNS rules")
+	f.BoolVar(&dnsImplicit, "dns-implicit", false,
+		"the nodes have the setting dns.implicit, so a plain rule for port 53 serves in place of a DNS rule")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
 	f.BoolVar(&names.strict, "strict", false, "fail if no DNS rule selects the pods of a toFQDNs list")
 	f.BoolVar(&names.againstNode, "against-node", false,

@@ -569,6 +569,9 @@ func (e *Engine) inputOf(
 			}
 		}
 	})
+	if d == policytable.Egress {
+		in.Rules = rule.Implied(in.Rules)
+	}
 	if !deny {
 		in.Flags |= table.DefaultAllow
 	}

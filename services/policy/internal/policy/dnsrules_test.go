@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
 // egress returns a Cilium policy with entries of spec.egress.
@@ -87,6 +88,39 @@ func TestNamesWithoutDNSRuleAreNoted(t *testing.T) {
 		}
 		if len(got) == 1 && (got[0].Path != "spec.egress[0].toFQDNs" || !strings.HasSuffix(got[0].Text, dnsRule)) {
 			t.Errorf("%s: noted %s; want the path, and the rule at the end", c.what, got[0])
+		}
+	}
+}
+
+// TestPlainRulesReplaceDNSRules: with dns.implicit, a rule that allows DNS queries serves in place of a DNS rule.
+func TestPlainRulesReplaceDNSRules(t *testing.T) {
+	const names = "  - {toFQDNs: [{matchName: a.b}], toPorts: [{ports: [{port: '443', protocol: TCP}]}]}\n"
+	for entry, noted := range map[string]bool{
+		"": true,
+		"  - {toEntities: [all], toPorts: [{ports: [{port: '53'}]}]}\n":                 false,
+		"  - {toEntities: [all]}\n":                                                     false,
+		"  - {toEntities: [all], toPorts: [{ports: [{port: dns, protocol: UDP}]}]}\n":   false,
+		"  - {toEntities: [all], toPorts: [{ports: [{port: '53', protocol: TCP}]}]}\n":  true,
+		"  - {toEntities: [all], toPorts: [{ports: [{port: '443', protocol: UDP}]}]}\n": true,
+	} {
+		docs, err := manifest.Parse([]byte(egress("CiliumNetworkPolicy", "shop", "{}", names+entry)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, implicit := range []bool{false, true} {
+			o, err := Decode(docs[0], rule.Options{DNSOverUDP: true, ImplicitDNS: implicit})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var rules DNSRules
+			rules.Add(&o)
+			got := false
+			for _, n := range rules.WithNotes(&o, o.Notes) {
+				got = got || n.Kind == manifest.NoteNoDNSRule
+			}
+			if want := noted || !implicit; got != want {
+				t.Errorf("%q, dns.implicit %t: noted %t, want %t", entry, implicit, got, want)
+			}
 		}
 	}
 }

@@ -138,13 +138,13 @@ func Decode(form Form, o rule.Options) (Object, error) {
 	switch kind {
 	case "NetworkPolicy":
 		var p networkpolicy.NetworkPolicy
-		return decode(form, &p, &p.Meta,
+		return decode(form, &p, &p.Meta, o,
 			func() manifest.Problems { return p.Validate() },
 			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(o)}, p.Notes() })
 	case "CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy":
 		var p cilium.NetworkPolicy
 		namespaced := kind == "CiliumNetworkPolicy"
-		return decode(form, &p, &p.Meta,
+		return decode(form, &p, &p.Meta, o,
 			func() manifest.Problems { return p.Validate(namespaced, o) },
 			func(ob *Object) {
 				ob.Specs = p.Rules(namespaced, o)
@@ -152,7 +152,7 @@ func Decode(form Form, o rule.Options) (Object, error) {
 			})
 	case "CiliumCIDRGroup":
 		var g cilium.CIDRGroup
-		return decode(form, &g, &g.Meta,
+		return decode(form, &g, &g.Meta, o,
 			func() manifest.Problems { return g.Validate() },
 			func(ob *Object) {
 				ob.Group = &Group{}
@@ -160,13 +160,13 @@ func Decode(form Form, o rule.Options) (Object, error) {
 			})
 	case "ClusterNetworkPolicy":
 		var p adminpolicy.Policy
-		return decode(form, &p, &p.Meta,
+		return decode(form, &p, &p.Meta, o,
 			func() manifest.Problems { return p.Validate(o) },
 			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(o)}, p.Notes(o) })
 	default:
 		var p adminpolicy.OldPolicy
 		baseline := strings.HasPrefix(kind, "Baseline")
-		return decode(form, &p, &p.Meta,
+		return decode(form, &p, &p.Meta, o,
 			func() manifest.Problems { return p.Validate(baseline, o) },
 			func(ob *Object) { ob.Specs, ob.Notes = []rule.Spec{p.Rules(baseline, o)}, p.Notes(o) })
 	}
@@ -209,7 +209,9 @@ func notAPolicy(form Form) error {
 	return fmt.Errorf("%s %s is not a kind of policy", version, kind)
 }
 
-func decode(form Form, into any, meta *networkpolicy.Meta, validate func() manifest.Problems, convert func(*Object)) (Object, error) {
+func decode(
+	form Form, into any, meta *networkpolicy.Meta, o rule.Options, validate func() manifest.Problems, convert func(*Object),
+) (Object, error) {
 	unknown, err := form.Decode(into)
 	if err != nil {
 		return Object{}, err
@@ -224,6 +226,10 @@ func decode(form Form, into any, meta *networkpolicy.Meta, validate func() manif
 		return ob, problems
 	}
 	convert(&ob)
+	for i := range ob.Specs {
+		s := &ob.Specs[i]
+		s.HasDNSRule = rule.WithQueries(s.Rules, o) || s.HasDNSRule
+	}
 	for _, spec := range ob.Specs {
 		if check(spec.Rules, &problems); !problems.Meaningful() {
 			return Object{Key: ob.Key, Unknown: unknown}, problems

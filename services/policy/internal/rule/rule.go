@@ -110,6 +110,9 @@ type Rule struct {
 	// list means no ports.
 	AllPorts bool
 	Ports    []Port
+	// Queries redirects the DNS queries that an Allow rule allows at port 53, and allows every name; nil: the rule allows
+	// none, or the setting dns.implicit is off. Only subjects with names and without a DNS rule have it in their tables.
+	Queries *Rule
 
 	digest Digest
 	set    *layer7.Set // for Redirect
@@ -251,6 +254,9 @@ type Options struct {
 	// DNSOverUDP is set if the DNS proxy evaluates queries over UDP only. A list of DNS rules that allows every name then
 	// allows the other protocols without the proxy, and other lists allow nothing over them.
 	DNSOverUDP bool
+	// ImplicitDNS makes the DNS proxy learn addresses from what plain rules allow at port 53, for subjects with names and
+	// without a DNS rule.
+	ImplicitDNS bool
 }
 
 // Spec is a subject and the rules that apply to it. A policy object consists of specs.
@@ -269,6 +275,7 @@ type Spec struct {
 	Rules       []*Rule
 	// Names is the path of the first list of DNS names among the peers of egress rules (toFQDNs); empty without one.
 	Names string
-	// HasDNSRule is set if a rule restricts DNS queries. A DNS proxy learns names from the answers to such queries.
+	// HasDNSRule is set if a rule passes DNS queries to a DNS proxy, which learns names from the answers. With
+	// ImplicitDNS, these are also the rules with Queries.
 	HasDNSRule bool
 }

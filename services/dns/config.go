@@ -11,7 +11,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/config"
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
+	"github.com/sluice-net/sluice/services/dns/internal/report"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
@@ -23,6 +25,7 @@ type Config struct {
 	Datapath      string        `config:"datapath" help:"unix socket of sluice-datapath"`
 	ProxySocket   string        `config:"proxySocket" help:"unix socket of sluice-datapath for proxies"`
 	Names         NamesConfig   `config:"names"`
+	Shares        SharesConfig  `config:"shares"`
 	Hold          time.Duration `config:"hold" help:"how long an answer waits for sluice-policy, 100ms to 10s"`
 	Refusal       string        `config:"refusal" enum:"auto,nxdomain,refused" help:"answer to refused queries"`
 	SearchDomains []string      `config:"searchDomains" help:"search domains of resolvers, with the cluster domain"`
@@ -41,6 +44,26 @@ type NamesConfig struct {
 
 func defaults(p instance.Paths) Config {
 	return Config{
+// SharesConfig defines the tenants among which the limits of names are divided. The keys are those of the other services.
+type SharesConfig struct {
+	TenantLabel      string   `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
+	Unlabelled       string   `config:"unlabelled" enum:"each,together" help:"each: a namespace without the label is a tenant; together: they are one"`
+	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system in addition to kube-system"`
+}
+
+// settings returns the tenants.
+func (c *SharesConfig) settings() shares.Settings {
+	return shares.Settings{
+		TenantLabel: c.TenantLabel, Together: c.Unlabelled == together, SystemNamespaces: c.SystemNamespaces,
+	}
+}
+
+// Values of shares.unlabelled.
+const (
+	each     = "each"
+	together = "together"
+)
+
 		StateDir: p.ServiceStateDir("dns"), Policy: p.Socket("policy"), Identity: p.Socket("identity"),
 		Datapath: p.Socket("datapath"), ProxySocket: filepath.Join(p.ServiceRunDir("datapath"), "proxy.sock"),
 		Names: NamesConfig{Max: 16_384, Addresses: 262_144}, Hold: 2 * time.Second, Refusal: rules.Auto,
@@ -70,6 +93,12 @@ func (c *Config) Validate() error {
 	var err error
 	if c.refusal, err = rules.NewRefusal(c.Refusal, c.SearchDomains); err != nil {
 		p.Addf("searchDomains", "%v", err)
+	if c.Shares.TenantLabel == "" {
+		p.Addf("shares.tenantLabel", "must name a label")
+	}
+	if u := c.Shares.Unlabelled; u != each && u != together {
+		p.Addf("shares.unlabelled", "%q is not %s or %s", u, each, together)
+	}
 	}
 	c.learnFrom = prefixes(&p, "learnFrom", c.LearnFrom)
 	c.neverLearn = prefixes(&p, "neverLearn", c.NeverLearn)

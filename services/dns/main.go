@@ -74,8 +74,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Rules: sets, Table: table, Enforcer: client.New(conn), Cluster: client.NewCluster(cluster),
 		Refusal: cfg.refusal, LearnFrom: cfg.learnFrom, HoldFor: cfg.Hold, Now: time.Now,
 	})
-	endpoints := pods.New(messages.Leave)
-	watched := client.NewEndpoints(datapath, endpoints, p.Log)
+	endpoints := pods.New(cfg.Shares.settings(), messages.Leave)
+	watched := client.NewEndpoints(datapath, endpoints, cfg.Shares.settings().Label(), p.Log)
 	held := server.NewHeld()
 	packets := tap.New(tap.Options{
 		Exchange: messages, Rules: sets, Pods: endpoints, Log: p.Log,

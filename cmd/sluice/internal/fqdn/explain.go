@@ -138,6 +138,8 @@ func why(r dnsv1.RefusalReason) string {
 		return "no place for another address: the pod has more than its share"
 	case dnsv1.RefusalReason_REFUSAL_REASON_SERVER:
 		return "the server is not in the setting learnFrom of sluice-dns"
+	case dnsv1.RefusalReason_REFUSAL_REASON_NOT_SELECTED:
+		return "no egress rule of the pod that asked selects the name"
 	case dnsv1.RefusalReason_REFUSAL_REASON_NOT_ENFORCED:
 		return "sluice-policy had no space, or did not answer in time"
 	}

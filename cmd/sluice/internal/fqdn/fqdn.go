@@ -41,8 +41,8 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 		Use:   "list [NAME]",
 		Short: "List learned DNS names with their addresses, validity and the rules that select them",
 		Long: `List the learned DNS names (RPC LearnNames), their addresses, how long each is valid, and
-the policy rules that select the name. An expired address stays for a while for connections
-that use it.
+the policy rules that select the name. What an answer to a pod has taught is for the pods of
+its namespace. An expired address stays for a while for connections that use it.
 
 ` + patternHelp,
 		Args: optionalName,
@@ -122,7 +122,7 @@ func list(ctx context.Context, inv *invocation.Invocation, pattern, addr string)
 }
 
 func writeNames(w io.Writer, all []*policyv1.LearnedName) {
-	output.Row(w, "NAME", "ADDRESS", "VALID FOR", "FORGOTTEN IN", "USED BY")
+	output.Row(w, "NAME", "FOR PODS OF", "ADDRESS", "VALID FOR", "FORGOTTEN IN", "USED BY")
 	for _, n := range all {
 		uses := make([]string, 0, len(n.GetUsedBy()))
 		for _, u := range n.GetUsedBy() {
@@ -132,12 +132,23 @@ func writeNames(w io.Writer, all []*policyv1.LearnedName) {
 		if omitted := n.GetOmittedUseCount(); omitted > 0 {
 			uses = append(uses, fmt.Sprintf("%d more", omitted))
 		}
-		name, used := n.GetName(), strings.Join(uses, ", ")
+		name, pods, used := n.GetName(), podsOf(n), strings.Join(uses, ", ")
 		for _, a := range n.GetAddresses() {
-			output.Row(w, name, a.GetAddress(), left(a.GetExpireTime(), "over"), left(a.GetForgetTime(), "now"), used)
-			name, used = "", "" // only in the first row of a name
+			output.Row(w, name, pods, a.GetAddress(), left(a.GetExpireTime(), "over"), left(a.GetForgetTime(), "now"), used)
+			name, pods, used = "", "", "" // only in the first row of a name
 		}
 	}
+}
+
+// podsOf returns the pods that may use the addresses of a name.
+func podsOf(n *policyv1.LearnedName) string {
+	switch {
+	case n.Namespace == nil:
+		return "all namespaces"
+	case n.GetNamespace() == "":
+		return "no namespace"
+	}
+	return n.GetNamespace()
 }
 
 // left returns the time that is left until t as text, or the text past if t is in the past.

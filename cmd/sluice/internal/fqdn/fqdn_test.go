@@ -19,10 +19,10 @@ import (
 )
 
 func names() []*policyv1.LearnedName {
-	now := time.Now()
+	now, shop := time.Now(), "shop"
 	return []*policyv1.LearnedName{
 		{
-			Name: "api.example.com.",
+			Name: "api.example.com.", Namespace: &shop,
 			Addresses: []*policyv1.LearnedAddress{
 				{
 					Address: "192.0.2.7", ExpireTime: timestamppb.New(now.Add(3*time.Hour + time.Second)),
@@ -47,8 +47,8 @@ func TestLearnedNamesAreShown(t *testing.T) {
 	n := nodetest.New(t, Command)
 	n.Policy.Names = names()
 	out, _ := n.Want(t, 0, "fqdn", "list")
-	nodetest.WantLines(t, out, "NAME ADDRESS VALID FOR FORGOTTEN IN USED BY",
-		"- 2001:db8::7 over now -", `x\x1b[31m. 192.0.2.8 - - -`)
+	nodetest.WantLines(t, out, "NAME FOR PODS OF ADDRESS VALID FOR FORGOTTEN IN USED BY",
+		"- - 2001:db8::7 over now -", `x\x1b[31m. all namespaces 192.0.2.8 - - -`)
 	const uses = "CiliumNetworkPolicy shop/web spec.egress[0], AdminNetworkPolicy all spec.egress[1], 3 more"
 	if !strings.Contains(out, uses) || strings.Contains(out, "\x1b") {
 		t.Errorf("printed\n%s", out)
@@ -176,7 +176,7 @@ func TestNameIsExplained(t *testing.T) {
 		}
 	}
 	out, _ = n.Want(t, 0, "fqdn", "explain", "API.example.com.")
-	nodetest.WantLines(t, out, "NAME ADDRESS VALID FOR FORGOTTEN IN USED BY",
+	nodetest.WantLines(t, out, "NAME FOR PODS OF ADDRESS VALID FOR FORGOTTEN IN USED BY",
 		"sluice-dns has 1 valid address from answers.",
 		"The last answer led to edge.example. and cdn.example. by CNAME.",
 		"No policy selects the name, so its addresses are not learned.", "Of 3 rule sets, 1 allow queries for the name.",
@@ -199,7 +199,7 @@ func TestNameIsExplainedWhileTheProxyIsAway(t *testing.T) {
 	n.Policy.Names = names()[:1]
 	n.Crash(t, "dns")
 	out, _ := n.Want(t, 0, "fqdn", "explain", "api.example.com")
-	nodetest.WantLines(t, out, "- 2001:db8::7 over now -")
+	nodetest.WantLines(t, out, "- - 2001:db8::7 over now -")
 	if !strings.Contains(out, "sluice-dns does not answer, so what it knows is not shown: ") {
 		t.Errorf("printed %s", out)
 	}

@@ -33,21 +33,28 @@ func New(conn grpc.ClientConnInterface) *Policy {
 func (p *Policy) Learn(ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error {
 	req := &policyv1.LearnNamesRequest{Name: name, Ttl: durationpb.New(ttl)}
 	if by.Endpoint != 0 {
-		req.Asker = &policyv1.NameAsker{Endpoint: by.Endpoint, Tenant: by.Tenant}
+		req.Asker = &policyv1.NameAsker{
+			Endpoint: by.Endpoint, Tenant: by.Tenant, Namespace: &by.Namespace, Identity: by.Identity,
+		}
 	}
 	for _, a := range addrs {
 		req.Addresses = append(req.Addresses, a.String())
 	}
-	_, err := p.client.LearnNames(ctx, req)
-	if status.Code(err) == codes.ResourceExhausted {
+	answer, err := p.client.LearnNames(ctx, req)
+	switch {
+	case status.Code(err) == codes.ResourceExhausted:
 		return fmt.Errorf("%w: %w", exchange.ErrNoCapacity, err)
+	case answer.GetNotSelected():
+		return exchange.ErrNotSelected
 	}
 	return err
 }
 
 // Forget implements exchange.Enforcer.
-func (p *Policy) Forget(ctx context.Context, name string, addr netip.Addr) error {
-	_, err := p.client.ForgetNames(ctx, &policyv1.ForgetNamesRequest{Pattern: name, Address: addr.String()})
+func (p *Policy) Forget(ctx context.Context, name, namespace string, addr netip.Addr) error {
+	_, err := p.client.ForgetNames(ctx, &policyv1.ForgetNamesRequest{
+		Pattern: name, Address: addr.String(), Namespace: &namespace,
+	})
 	return err
 }
 

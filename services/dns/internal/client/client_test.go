@@ -21,6 +21,7 @@ import (
 
 	rpcclient "github.com/sluice-net/sluice/kit/rpc/client"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/shares"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -150,7 +151,7 @@ func TestNamesArePassedToSluicePolicy(t *testing.T) {
 		n.learned.GetAsker().GetEndpoint() != 7 || n.learned.GetAsker().GetTenant() != "namespace shop" {
 		t.Errorf("%v, %v", err, n.learned)
 	}
-	if err := p.Forget(t.Context(), "a.example.", addr); err != nil || n.forgot.GetPattern() != "a.example." ||
+	if err := p.Forget(t.Context(), "a.example.", "shop", addr); err != nil || n.forgot.GetPattern() != "a.example." ||
 		n.forgot.GetAddress() != "192.0.2.7" {
 		t.Errorf("%v, %v", err, n.forgot)
 	}
@@ -274,15 +275,22 @@ func TestEndpointsAreFollowed(t *testing.T) {
 	n, conn := start(t)
 	n.endpoints.lists = make(chan []*datapathv1.WatchEndpointsResponse)
 	left := make(chan uint16, 10)
-	p := pods.New(func(endpoint uint16) { left <- endpoint })
-	e := NewEndpoints(conn, p, slog.New(slog.DiscardHandler))
+	p := pods.New(shares.Settings{}, func(endpoint uint16) { left <- endpoint })
+	e := NewEndpoints(conn, p, "example.com/tenant", slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
 	upsert := func(container string, id uint32, namespace string) *datapathv1.WatchEndpointsResponse {
 		e := &datapathv1.Endpoint{
 			Owner: &workloadv1.Owner{ContainerId: container, InterfaceName: "eth0"}, EndpointIndex: id,
-			Pod: &workloadv1.PodReference{Namespace: namespace, Name: "p"},
+			Identity: 300, Labels: []*workloadv1.Label{
+				{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: namespace}, {Source: "cni", Key: "a", Value: "b"},
+			},
+		}
+		if namespace == "acme-1" {
+			e.Labels = append(e.Labels, &workloadv1.Label{
+				Source: "k8s", Key: "io.cilium.k8s.namespace.labels.example.com/tenant", Value: "acme",
+			})
 		}
 		return &datapathv1.WatchEndpointsResponse{Event: &datapathv1.WatchEndpointsResponse_Upsert{Upsert: e}}
 	}
@@ -301,6 +309,18 @@ func TestEndpointsAreFollowed(t *testing.T) {
 	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{upsert("a", 5, "shop"), upsert("b", 6, "bank"), complete}
 	tenant(5, "namespace shop")
 	tenant(6, "namespace bank")
+	if got := p.Get(5).Asker.Namespace; got != "shop" {
+		t.Errorf("namespace %q", got)
+	}
+	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{upsert("d", 7, "acme-1")}
+	tenant(7, "tenant acme")
+	without := upsert("d", 7, "acme-1")
+	without.GetUpsert().Identity = 0 // its labels are not known yet
+	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{without}
+	tenant(7, pods.Unknown.Tenant)
+	if id := <-left; id != 7 {
+		t.Errorf("endpoint %d left", id)
+	}
 	a := &workloadv1.Owner{ContainerId: "a", InterfaceName: "eth0"}
 	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{
 		{Event: &datapathv1.WatchEndpointsResponse_Delete{Delete: a}},

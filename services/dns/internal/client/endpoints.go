@@ -14,26 +14,30 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/dns/internal/pods"
 )
 
 // Endpoints follows the endpoints of sluice-datapath.
 type Endpoints struct {
-	client datapathv1.DatapathServiceClient
-	pods   *pods.Pods
-	log    *slog.Logger
+	client      datapathv1.DatapathServiceClient
+	pods        *pods.Pods
+	tenantLabel string
+	log         *slog.Logger
 
 	mu  sync.Mutex
 	err error // guarded by mu; why the endpoints are not up to date
 }
 
 // NewEndpoints returns a client that keeps the pods equal to the endpoints of sluice-datapath while Run runs.
-func NewEndpoints(conn grpc.ClientConnInterface, p *pods.Pods, l *slog.Logger) *Endpoints {
+// tenantLabel is the label of a Namespace that names its tenant.
+func NewEndpoints(conn grpc.ClientConnInterface, p *pods.Pods, tenantLabel string, l *slog.Logger) *Endpoints {
 	return &Endpoints{
-		client: datapathv1.NewDatapathServiceClient(conn), pods: p, log: l,
+		client: datapathv1.NewDatapathServiceClient(conn), pods: p, tenantLabel: tenantLabel, log: l,
 		err: errors.New("sluice-datapath has not sent all endpoints yet"),
 	}
 }
@@ -64,24 +68,39 @@ func (e *Endpoints) Watch(
 ) iter.Seq2[watch.Event[workload.Owner, pods.Endpoint], error] {
 	return watch.Receive(func() (grpc.ServerStreamingClient[datapathv1.WatchEndpointsResponse], error) {
 		return e.client.WatchEndpoints(ctx, &datapathv1.WatchEndpointsRequest{ResumeToken: token})
-	}, endpointOf)
+	}, e.endpointOf)
 }
 
-func endpointOf(m *datapathv1.WatchEndpointsResponse) watch.Event[workload.Owner, pods.Endpoint] {
-	e := watch.Event[workload.Owner, pods.Endpoint]{Kind: watch.Bookmark, Token: m.GetResumeToken()}
+// labelOf returns the value of a label of Kubernetes; empty without it.
+func labelOf(labels []*workloadv1.Label, key string) string {
+	for _, l := range labels {
+		if l.GetSource() == label.SourceKubernetes && l.GetKey() == key {
+			return l.GetValue()
+		}
+	}
+	return ""
+}
+
+func (e *Endpoints) endpointOf(m *datapathv1.WatchEndpointsResponse) watch.Event[workload.Owner, pods.Endpoint] {
+	out := watch.Event[workload.Owner, pods.Endpoint]{Kind: watch.Bookmark, Token: m.GetResumeToken()}
 	switch x := m.GetEvent().(type) {
 	case *datapathv1.WatchEndpointsResponse_Upsert:
-		e.Kind, e.Key = watch.Upsert, wire.OwnerOf(x.Upsert.GetOwner())
-		e.Value = pods.Endpoint{
-			ID: x.Upsert.GetEndpointIndex(), Namespace: x.Upsert.GetPod().GetNamespace(),
-			Created: x.Upsert.GetCreateTime().AsTime(),
+		out.Kind, out.Key = watch.Upsert, wire.OwnerOf(x.Upsert.GetOwner())
+		out.Value = pods.Endpoint{
+			ID: x.Upsert.GetEndpointIndex(), Created: x.Upsert.GetCreateTime().AsTime(),
+			Identity:  x.Upsert.GetIdentity(),
+			Namespace: labelOf(x.Upsert.GetLabels(), label.KeyNamespace),
+			Tenant:    labelOf(x.Upsert.GetLabels(), label.KeyNamespaceLabels+e.tenantLabel),
+		}
+		if x.Upsert.GetIdentity() == 0 {
+			out.Kind = watch.Delete // its labels are not known yet
 		}
 	case *datapathv1.WatchEndpointsResponse_Delete:
-		e.Kind, e.Key = watch.Delete, wire.OwnerOf(x.Delete)
+		out.Kind, out.Key = watch.Delete, wire.OwnerOf(x.Delete)
 	case *datapathv1.WatchEndpointsResponse_Bookmark:
-		e.SnapshotComplete = x.Bookmark.GetSnapshotComplete()
+		out.SnapshotComplete = x.Bookmark.GetSnapshotComplete()
 	}
-	return e
+	return out
 }
 
 // Apply implements watch.Sink.

@@ -22,6 +22,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/services/dns/internal/message"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
@@ -49,12 +50,16 @@ const queryTime = 10 * time.Second
 var ErrNoCapacity = errors.New("no space for addresses of DNS names")
 
 // Enforcer is sluice-policy.
+// ErrNotSelected is returned by an Enforcer if no rule of the pod that has asked selects the name. The answer passes, and
+// teaches nothing: otherwise a pod could teach names that only the policies of other pods select.
+var ErrNotSelected = errors.New("no egress rule of the pod that asked selects the name")
+
 type Enforcer interface {
-	// Learn returns once the kernel allows the addresses of the name wherever a policy selects the name. The pod whose
-	// query was answered pays for them.
+	// Learn returns once the kernel allows the addresses of the name to the pods of the asker's namespace whose policies
+	// select the name. The asker, whose query was answered, pays for them.
 	Learn(ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error
-	// Forget removes an address of a name.
-	Forget(ctx context.Context, name string, addr netip.Addr) error
+	// Forget removes an address of a name for the pods of a namespace.
+	Forget(ctx context.Context, name, namespace string, addr netip.Addr) error
 }
 
 // errShare is the reason why an abandoned answer was not learned.
@@ -65,7 +70,9 @@ type Connection struct {
 	Client, Server netip.AddrPort
 	Endpoint       uint16      // endpoint ID of the client, to which its queries and held answers count
 	Asker          names.Asker // pays for what answers teach
-	Tag            rules.Tag
+	// Unknown is set if the pod of the endpoint is not known yet. Then it is not known for which pods an answer teaches.
+	Unknown bool
+	Tag     rules.Tag
 }
 
 // Action says how to handle a message.
@@ -139,6 +146,7 @@ type readers struct {
 	free []*reader // guarded by mu
 }
 
+	key    []byte // of the name, for the table
 func (r *readers) get() *reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,7 +215,7 @@ func (x *Exchange) Leave(endpoint uint16) {
 // Held is an answer whose addresses sluice-policy must learn before it is released.
 type Held struct {
 	pod     *pod
-	name    string
+	name    string // text of a dnsname.Learned; of an unknown pod, the name alone
 	asker   names.Asker
 	addrs   []names.Address
 	evicted []names.Pair
@@ -226,6 +234,9 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	}
 	if !x.answered(c, a.ID, a.Type, a.Class, a.Name()) {
 		x.Counts.Unasked.Add(1)
+
+	unknown bool     // the asker is not known
+	chain   []string // of an answer that the table has not learned, because the asker was not known; else nil
 		if x.o.Rules.AllowEvery(c.Tag) {
 			return Release, nil // the query passed while this process did not run, and teaches nothing
 		}
@@ -242,11 +253,14 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 		r.addrs = append(r.addrs, names.Address(addr))
 	}
 	if !x.mayTeach(c.Server.Addr()) {
-		x.o.Table.Refuse(c.Asker, name, r.addrs, names.Server, now)
+		x.o.Table.Refuse(c.Asker, key, r.addrs, names.Server, now)
 		return Release, nil
 	}
 	r.readChain()
-	result := x.o.Table.Learn(c.Asker, name, r.chain, r.addrs, now)
+	if c.Unknown {
+		return x.holdUnknown(c, r, now)
+	}
+	result := x.o.Table.Learn(c.Asker, key, r.chain, r.addrs, now)
 	x.evict(result.Evicted)
 	if len(result.Enforce) == 0 {
 		return Release, nil
@@ -254,15 +268,19 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	p := x.hold(c.Endpoint)
 	if p == nil {
 		x.Counts.BeyondShare.Add(1)
-		x.o.Table.NotEnforced(c.Asker, name, result.Enforce, now)
+		x.o.Table.NotEnforced(c.Asker, key, result.Enforce, now)
 		return Release, nil
 	}
 	x.Counts.Held.Add(1)
-	return Hold, &Held{p, strings.Clone(name), c.Asker, result.Enforce, result.Evicted, now}
+	return Hold, &Held{
+		pod: p, name: strings.Clone(key), asker: c.Asker, addrs: result.Enforce, evicted: result.Evicted, began: now,
+	}
 }
 
 // readChain sets the targets of the chain. It keeps the texts of the answer before where they are equal.
 func (r *reader) readChain() {
+	r.key = dnsname.AppendForNamespace(r.key[:0], name, c.Asker.Namespace)
+	key := view(r.key)
 	links := r.answer.Links()
 	for i := range links {
 		r.links = r.answer.AppendLink(r.links[:0], i)
@@ -341,7 +359,7 @@ func (x *Exchange) learn(ctx context.Context, h *Held) (left []names.Address, er
 		for _, a := range left[:n] {
 			addrs = append(addrs, a.Addr)
 		}
-		if err := x.o.Enforcer.Learn(ctx, h.asker, h.name, addrs, left[0].TTL); err != nil {
+		if err := x.o.Enforcer.Learn(ctx, h.asker, dnsname.Learned(h.name).Name(), addrs, left[0].TTL); err != nil {
 			return left, err
 		}
 		x.o.Table.Enforced(h.name, left[:n], now)
@@ -353,6 +371,17 @@ func (x *Exchange) learn(ctx context.Context, h *Held) (left []names.Address, er
 // evict notes addresses that sluice-policy should forget.
 func (x *Exchange) evict(pairs []names.Pair) {
 	if len(pairs) == 0 {
+	if h.unknown {
+		h.name = string(dnsname.ForNamespace(h.name, h.asker.Namespace))
+		x.fail(h, h.addrs, errUnknown)
+		return
+	}
+	if h.chain != nil {
+		h.name = string(dnsname.ForNamespace(h.name, h.asker.Namespace))
+		result := x.o.Table.Learn(h.asker, h.name, h.chain, h.addrs, x.o.Now())
+		x.evict(result.Evicted)
+		h.addrs, h.evicted, h.chain = result.Enforce, result.Evicted, nil
+	}
 		return
 	}
 	x.mu.Lock()
@@ -400,7 +429,9 @@ func (x *Exchange) forget(ctx context.Context, p names.Pair) {
 	}
 	defer x.unlock(p.Name)
 	if !x.o.Table.Has(p) {
-		_ = x.o.Enforcer.Forget(ctx, p.Name, p.Addr)
+		key := dnsname.Learned(p.Name)
+		namespace, _ := key.Namespace()
+		_ = x.o.Enforcer.Forget(ctx, key.Name(), namespace, p.Addr)
 	}
 }
 
@@ -474,3 +505,9 @@ func (x *Exchange) unlock(name string) {
 	close(x.calling[name])
 	delete(x.calling, name)
 }
+	case errors.Is(err, ErrNotSelected):
+		for _, a := range addrs {
+			x.o.Table.Remove(h.name, a.Addr, x.o.Now())
+		}
+		x.o.Table.Refuse(h.asker, h.name, addrs, names.NotSelected, x.o.Now())
+		return

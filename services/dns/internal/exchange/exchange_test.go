@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
@@ -71,7 +72,7 @@ func (p *policy) Learn(ctx context.Context, _ names.Asker, name string, addrs []
 	}
 }
 
-func (p *policy) Forget(ctx context.Context, name string, addr netip.Addr) error {
+func (p *policy) Forget(ctx context.Context, name, _ string, addr netip.Addr) error {
 	if p.slow {
 		<-ctx.Done()
 		return ctx.Err()
@@ -630,8 +631,9 @@ func TestNamesOutliveTheirBuffer(t *testing.T) {
 		t.Errorf("%d names", n)
 	}
 	for _, name := range []string{"www.example.com.", "ftp.example.com."} {
-		got, ok := b.table.Get(name, time.Now())
-		if r := b.table.Refusals(name); !ok || got.Name != name || len(r) != 1 || r[0].Name != name {
+		key := string(dnsname.ForNamespace(name, ""))
+		got, ok := b.table.Get(key, time.Now())
+		if r := b.table.Refusals(name); !ok || got.Name != key || len(r) != 1 || r[0].Name != key {
 			t.Errorf("%s: %+v, %+v", name, got, r)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/sluice-net/sluice/model/dnsname"
 )
 
 // Refusal is an address that was not learned.
@@ -64,7 +66,7 @@ type Name struct {
 	filed bool // the file could have it before TakeChanges
 }
 
-// List returns copies of the names that match and have the address, if it is valid, sorted by name.
+// List returns copies of the names whose texts match and have the address, if it is valid, sorted by name.
 func (t *Table) List(match func(name string) bool, has netip.Addr, now time.Time) []Name {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -119,16 +121,17 @@ func (t *Table) asker(endpoint uint32) Asker {
 	return Asker{Endpoint: endpoint, Tenant: t.shares.Tenant(endpoint)}
 }
 
-// Refusals returns the addresses of a name that were not learned lately, latest first, unless the table has them now.
-func (t *Table) Refusals(text string) []Refusal {
+// Refusals returns the addresses of a name in any namespace that were not learned lately, latest first, unless the table
+// has them now.
+func (t *Table) Refusals(name string) []Refusal {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []Refusal
 	for _, r := range t.refusals.ring {
-		if r.Name != text {
+		if dnsname.Learned(r.Name).Name() != name {
 			continue
 		}
-		if n := t.names[text]; n != nil && r.Reason != NotEnforced && n.has(r.Addr) {
+		if n := t.names[r.Name]; n != nil && r.Reason != NotEnforced && n.has(r.Addr) {
 			continue
 		}
 		out = append(out, r)

@@ -50,6 +50,10 @@ type Limits struct {
 type Asker struct {
 	Endpoint uint32 // number of the endpoint on this node; not 0
 	Tenant   string // of its namespace, as package shares writes it
+	// Namespace is the namespace of the pod, and of the pods that may use what the answer teaches; empty without one. The
+	// table does not store it for askers that pay, and neither Identity.
+	Namespace string
+	Identity  uint32 // 0: not known
 }
 
 // unpaid is the endpoint that pays for what pods taught that do not exist any more, and for what root taught.
@@ -67,7 +71,7 @@ type Address struct {
 	TTL  time.Duration
 }
 
-// Pair is an address of a name.
+// Pair is an address of a name. All names of a Table are texts of dnsname.Learned.
 type Pair struct {
 	Name string
 	Addr netip.Addr

@@ -209,7 +209,7 @@ func TestAddressesOfOneNameAreBounded(t *testing.T) {
 // both have as many.
 func TestOnePodDoesNotTakeANameFromOthers(t *testing.T) {
 	c := newTable(10, 10*MaxPerName)
-	noisy, quiet := Asker{9, "namespace noisy"}, Asker{10, "namespace quiet"}
+	noisy, quiet := Asker{Endpoint: 9, Tenant: "namespace noisy"}, Asker{Endpoint: 10, Tenant: "namespace quiet"}
 	c.enforced("a.", c.learn(noisy, "a.", time.Minute, 0)) // expires first
 	for i := 1; i < MaxPerName; i++ {
 		c.learn(noisy, "a.", time.Hour, i)
@@ -248,7 +248,7 @@ func TestPodAboveItsGuaranteeIsRefusedFirst(t *testing.T) {
 	for what, limit := range map[string][2]int{"names": {64, 1000}, "addresses": {1000, 64}} {
 		t.Run(what, func(t *testing.T) {
 			c := newTable(limit[0], limit[1])
-			greedy, other := Asker{9, "namespace greedy"}, Asker{10, "namespace greedy"}
+			greedy, other := Asker{Endpoint: 9, Tenant: "namespace greedy"}, Asker{Endpoint: 10, Tenant: "namespace greedy"}
 			mine := func(by Asker, i int) Result {
 				r := c.learn(by, fmt.Sprintf("%d.%d.", by.Endpoint, i), time.Hour, int(by.Endpoint)*1000+i)
 				c.enforced(fmt.Sprintf("%d.%d.", by.Endpoint, i), r)
@@ -305,7 +305,7 @@ func TestPodAboveItsGuaranteeIsRefusedFirst(t *testing.T) {
 
 func TestNameThatAQuietPodUsesIsNotLostWithTheGreedyOne(t *testing.T) {
 	c := newTable(100, 16)
-	greedy := Asker{9, "namespace greedy"}
+	greedy := Asker{Endpoint: 9, Tenant: "namespace greedy"}
 	c.learn(greedy, "shared.", time.Minute, 1)
 	c.after(time.Second)
 	for i := range 15 {
@@ -329,7 +329,7 @@ func TestAddressesOfPodsThatAreGoneMakeRoomFirst(t *testing.T) {
 	}
 	c.Leave(web.Endpoint)
 	c.Leave(77)
-	next := Asker{2, "namespace next"}
+	next := Asker{Endpoint: 2, Tenant: "namespace next"}
 	for i := range 8 {
 		if r := c.learn(next, fmt.Sprintf("y%d.", i), time.Minute, 100+i); r.Refused != 0 {
 			t.Errorf("%d: %+v", i, r)
@@ -344,8 +344,8 @@ func TestAddressesOfPodsThatAreGoneMakeRoomFirst(t *testing.T) {
 // address the asker pays for.
 func TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted(t *testing.T) {
 	c := newTable(8, 100)
-	noisy := Asker{2, "namespace noisy"}
-	asker, gone1, gone2 := Asker{3, "namespace shop"}, Asker{4, "namespace shop"}, Asker{5, "namespace shop"}
+	noisy := Asker{Endpoint: 2, Tenant: "namespace noisy"}
+	asker, gone1, gone2 := Asker{Endpoint: 3, Tenant: "namespace shop"}, Asker{Endpoint: 4, Tenant: "namespace shop"}, Asker{Endpoint: 5, Tenant: "namespace shop"}
 	c.learn(noisy, "n0.", 2*time.Minute, 0)
 	for i := 1; i < 8; i++ {
 		c.learn(noisy, fmt.Sprintf("n%d.", i), time.Hour, i)
@@ -553,7 +553,7 @@ func BenchmarkGreedyPods(b *testing.B) {
 		c := newTable(16_384, 262_144)
 		for i := range 262_144 {
 			ttl := time.Hour + time.Duration(i%977)*time.Second
-			c.learn(Asker{9, "namespace greedy"}, fmt.Sprintf("n%d.example.com.", i%16_000), ttl, i)
+			c.learn(Asker{Endpoint: 9, Tenant: "namespace greedy"}, fmt.Sprintf("n%d.example.com.", i%16_000), ttl, i)
 		}
 		return c
 	}

@@ -28,6 +28,8 @@ const (
 	AddressesShare
 	// Server means that the answering server may not teach (setting learnFrom).
 	Server
+	// NotSelected means that no rule of the pod that asked selects the name.
+	NotSelected
 	// NotEnforced means that sluice-policy had no place for the address, or did not answer in time.
 	NotEnforced
 )

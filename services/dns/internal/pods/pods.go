@@ -5,6 +5,7 @@
 package pods
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,7 +36,9 @@ func (p *Pod) Gone() bool { return p.gone.Load() }
 // Endpoint describes an endpoint of sluice-datapath.
 type Endpoint struct {
 	ID        uint32
-	Namespace string // of its Kubernetes pod; empty without one
+	Identity  uint32
+	Namespace string // label of its identity; empty without one
+	Tenant    string // value of the tenant label of its namespace; empty without one
 	Created   time.Time
 }
 
@@ -44,15 +47,40 @@ type Pods struct {
 	unknown Pod
 	ids     [MaxEndpoint + 1]atomic.Pointer[Pod]
 	leave   func(endpoint uint16)
+	tenants shares.Settings
 
 	mu     sync.Mutex
 	owners map[workload.Owner]uint32 // guarded by mu; endpoint IDs
+	added  chan struct{}             // guarded by mu; closed and replaced when a pod is added
 }
 
 // New returns Pods without a pod. leave is called when a pod does not have its ID any more, and before another pod has
 // it.
-func New(leave func(endpoint uint16)) *Pods {
-	return &Pods{unknown: Pod{Asker: Unknown}, leave: leave, owners: make(map[workload.Owner]uint32)}
+func New(s shares.Settings, leave func(endpoint uint16)) *Pods {
+	return &Pods{
+		unknown: Pod{Asker: Unknown}, leave: leave, tenants: s, owners: make(map[workload.Owner]uint32),
+		added: make(chan struct{}),
+	}
+}
+
+// Knows reports whether a pod is one that sluice-datapath has reported.
+func (p *Pods) Knows(pod *Pod) bool { return pod != &p.unknown }
+
+// Wait waits until the pod of an endpoint is known, or ctx ends. It reports whether it is known.
+func (p *Pods) Wait(ctx context.Context, endpoint uint16) (*Pod, bool) {
+	for {
+		p.mu.Lock()
+		added := p.added
+		p.mu.Unlock()
+		if pod := p.Get(endpoint); p.Knows(pod) {
+			return pod, true
+		}
+		select {
+		case <-added:
+		case <-ctx.Done():
+			return nil, false
+		}
+	}
 }
 
 // Get returns the pod of an endpoint. All unknown endpoints are one pod.
@@ -77,7 +105,10 @@ func (p *Pods) Upsert(owner workload.Owner, e Endpoint) {
 		p.remove(owner)
 	}
 	pod := &Pod{
-		Asker: names.Asker{Endpoint: e.ID, Tenant: shares.Settings{}.TenantOf(e.Namespace, "").String()},
+		Asker: names.Asker{
+			Endpoint: e.ID, Tenant: p.tenants.TenantOf(e.Namespace, e.Tenant).String(), Namespace: e.Namespace,
+			Identity: e.Identity,
+		},
 		owner: owner, created: e.Created,
 	}
 	if was := p.ids[e.ID].Load(); was != nil {
@@ -88,6 +119,8 @@ func (p *Pods) Upsert(owner workload.Owner, e Endpoint) {
 	}
 	p.owners[owner] = e.ID
 	p.ids[e.ID].Store(pod)
+	close(p.added)
+	p.added = make(chan struct{})
 }
 
 // Delete removes the endpoint of an owner.

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -86,13 +87,11 @@ func (s *Server) ExplainName(_ context.Context, req *dnsv1.ExplainNameRequest) (
 		return nil, invalid("name", err)
 	}
 	name := dnsname.Canonical(req.GetName())
-	n, ok := s.o.Table.Get(name, s.o.Now())
-	if !ok {
-		n.Name = name
-	}
 	allow, refuse := s.o.Rules.Matching(name)
+	same := func(text string) bool { return dnsname.Learned(text).Name() == name }
 	out := &dnsv1.ExplainNameResponse{
-		Name: fromName(n), RefusingSetCount: uint32(len(refuse)), Wanted: s.o.Rules.Wants(name), //nolint:gosec // 65,535
+		Name:             joined(name, s.o.Table.List(same, netip.Addr{}, s.o.Now())),
+		RefusingSetCount: uint32(len(refuse)), Wanted: s.o.Rules.Wants(name), //nolint:gosec // 65,535
 	}
 	for _, number := range allow {
 		out.AllowingSets = append(out.AllowingSets, uint32(number))
@@ -121,7 +120,7 @@ func (s *Server) DeleteNames(_ context.Context, req *dnsv1.DeleteNamesRequest) (
 	gone := remove(match, address, s.o.Now())
 	different := make(map[string]bool)
 	for _, p := range gone {
-		different[p.Name] = true
+		different[dnsname.Learned(p.Name).Name()] = true
 	}
 	return &dnsv1.DeleteNamesResponse{
 		NameCount: uint32(len(different)), AddressCount: uint32(len(gone)), //nolint:gosec // limited by the table
@@ -131,7 +130,8 @@ func (s *Server) DeleteNames(_ context.Context, req *dnsv1.DeleteNamesRequest) (
 // errNoFilter is returned for a request without a filter, which would remove all names.
 var errNoFilter = errors.New(`is required unless an address is given; "*" matches every name`)
 
-func filter(pattern, address string) (match func(string) bool, addr netip.Addr, err error) {
+// filter returns a function that matches the texts of names in the table.
+func filter(pattern, address string) (match func(text string) bool, addr netip.Addr, err error) {
 	match = func(string) bool { return true }
 	if pattern != "" {
 		p, err := dnsname.Parse(pattern)
@@ -140,7 +140,7 @@ func filter(pattern, address string) (match func(string) bool, addr netip.Addr, 
 		}
 		// A name with other characters than wildcards match is among all names, too.
 		if !p.Every() {
-			match = p.Matches
+			match = func(text string) bool { return p.Matches(dnsname.Learned(text).Name()) }
 		}
 	}
 	if address != "" {
@@ -166,11 +166,39 @@ var reasons = map[names.Reason]dnsv1.RefusalReason{
 	names.NamesShare:     dnsv1.RefusalReason_REFUSAL_REASON_NAMES_SHARE,
 	names.AddressesShare: dnsv1.RefusalReason_REFUSAL_REASON_ADDRESSES_SHARE,
 	names.Server:         dnsv1.RefusalReason_REFUSAL_REASON_SERVER,
+	names.NotSelected:    dnsv1.RefusalReason_REFUSAL_REASON_NOT_SELECTED,
 	names.NotEnforced:    dnsv1.RefusalReason_REFUSAL_REASON_NOT_ENFORCED,
 }
 
+// joined returns what the namespaces have learned about a name together.
+func joined(name string, list []names.Name) *dnsv1.TaughtName {
+	out := &dnsv1.TaughtName{Name: name}
+	for _, n := range list {
+		one := fromName(n)
+		if out.Asker == nil {
+			out.Chain, out.Asker = one.GetChain(), one.GetAsker()
+		}
+		out.Addresses = append(out.Addresses, one.GetAddresses()...)
+	}
+	slices.SortStableFunc(out.GetAddresses(), func(a, b *dnsv1.TaughtAddress) int {
+		x, _ := netip.ParseAddr(a.GetAddress())
+		y, _ := netip.ParseAddr(b.GetAddress())
+		return x.Compare(y)
+	})
+	out.Addresses = slices.CompactFunc(out.GetAddresses(), func(a, b *dnsv1.TaughtAddress) bool {
+		return a.GetAddress() == b.GetAddress()
+	})
+	if len(list) == 1 {
+		namespace, _ := dnsname.Learned(list[0].Name).Namespace()
+		out.Namespace = namespace
+	}
+	return out
+}
+
 func fromName(n names.Name) *dnsv1.TaughtName {
-	out := &dnsv1.TaughtName{Name: n.Name, Chain: n.Chain, Asker: fromAsker(n.Payer)}
+	key := dnsname.Learned(n.Name)
+	namespace, _ := key.Namespace()
+	out := &dnsv1.TaughtName{Name: key.Name(), Namespace: namespace, Chain: n.Chain, Asker: fromAsker(n.Payer)}
 	for _, e := range n.Entries {
 		a := &dnsv1.TaughtAddress{
 			Address: e.Addr.String(), ExpireTime: timestamppb.New(e.Expires), Asker: fromAsker(e.Payer),

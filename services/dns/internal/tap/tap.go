@@ -38,6 +38,8 @@ const (
 	largeMessage = 4096
 	// stopGrace is how long held answers wait when the process stops.
 	stopGrace = time.Second
+	// podTime is how long an answer waits until sluice-datapath has reported the pod that has asked.
+	podTime = time.Second
 	// readPause is the pause after a read for which the kernel had no memory.
 	readPause = 10 * time.Millisecond
 )
@@ -256,9 +258,10 @@ func (r *reader) handle(b []byte) {
 }
 
 // connection returns the connection of a packet.
-func connection(f *frame.Frame, pod *pods.Pod) exchange.Connection {
+func (l *Loop) connection(f *frame.Frame, pod *pods.Pod) exchange.Connection {
 	c := exchange.Connection{
-		Client: f.Source, Server: f.Destination, Endpoint: f.Endpoint, Asker: pod.Asker, Tag: rules.Tag{Egress: f.Set},
+		Client: f.Source, Server: f.Destination, Endpoint: f.Endpoint, Asker: pod.Asker, Unknown: !l.o.Pods.Knows(pod),
+		Tag: rules.Tag{Egress: f.Set},
 	}
 	if f.Role == frame.Responder {
 		c.Client, c.Server = c.Server, c.Client
@@ -285,7 +288,7 @@ func (l *Loop) release(frames ...[]byte) {
 func (r *reader) query(b []byte) {
 	f := &r.frame
 	pod := r.o.Pods.Get(f.Endpoint)
-	action, reply := r.o.Exchange.Query(connection(f, pod), f.Payload, r.reply[:f.ReplySize()])
+	action, reply := r.o.Exchange.Query(r.connection(f, pod), f.Payload, r.reply[:f.ReplySize()])
 	switch action {
 	case exchange.Release:
 		r.send(r.queue, b)
@@ -348,7 +351,7 @@ func (l *Loop) waited(b []byte, f *frame.Frame, pod *pods.Pod, known bool) {
 		l.Counts.NoRuleSet.Add(1)
 		return
 	}
-	action, reply := l.o.Exchange.Query(connection(f, pod), f.Payload, make([]byte, f.ReplySize(), 1024))
+	action, reply := l.o.Exchange.Query(l.connection(f, pod), f.Payload, make([]byte, f.ReplySize(), 1024))
 	switch action {
 	case exchange.Release:
 		l.release(b)
@@ -379,7 +382,7 @@ func (r *reader) answer(b []byte) {
 		return
 	}
 	pod := r.o.Pods.Get(f.Endpoint)
-	switch action, held := r.o.Exchange.Answer(connection(f, pod), f.Payload); action {
+	switch action, held := r.o.Exchange.Answer(r.connection(f, pod), f.Payload); action {
 	case exchange.Release:
 		r.send(r.queue, b)
 	case exchange.Hold:
@@ -392,7 +395,7 @@ func (l *Loop) hold(endpoint uint16, pod *pods.Pod, b []byte, held *exchange.Hel
 	began := time.Now()
 	l.work.add(endpoint, len(b), &job{
 		run: func(ctx context.Context) {
-			l.o.Exchange.Settle(ctx, held)
+			l.settle(ctx, endpoint, held)
 			l.settled(pod, began, b)
 		},
 		abandon: func() {
@@ -400,6 +403,19 @@ func (l *Loop) hold(endpoint uint16, pod *pods.Pod, b []byte, held *exchange.Hel
 			l.settled(pod, began, b)
 		},
 	})
+}
+
+// settle returns when a held answer may be released. It waits for a pod that is not known yet.
+func (l *Loop) settle(ctx context.Context, endpoint uint16, held *exchange.Held) {
+	if held.NeedsAsker() {
+		limited, cancel := context.WithTimeout(ctx, podTime)
+		pod, known := l.o.Pods.Wait(limited, endpoint)
+		cancel()
+		if known {
+			held.SetAsker(pod.Asker)
+		}
+	}
+	l.o.Exchange.Settle(ctx, held)
 }
 
 // settled releases a held answer.
@@ -444,11 +460,11 @@ func (l *Loop) evaluate(f frame.Frame, frames ...[]byte) {
 				return
 			}
 			began := time.Now()
-			switch action, held := l.o.Exchange.Answer(connection(&f, pod), f.Payload); action {
+			switch action, held := l.o.Exchange.Answer(l.connection(&f, pod), f.Payload); action {
 			case exchange.Release:
 				l.release(frames...)
 			case exchange.Hold:
-				l.o.Exchange.Settle(ctx, held)
+				l.settle(ctx, f.Endpoint, held)
 				l.settled(pod, began, frames...)
 			}
 		},

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/frame"
@@ -55,7 +56,7 @@ func (p *policy) Learn(ctx context.Context, _ names.Asker, name string, addrs []
 	}
 }
 
-func (p *policy) Forget(context.Context, string, netip.Addr) error { return nil }
+func (p *policy) Forget(context.Context, string, string, netip.Addr) error { return nil }
 
 func (p *policy) learned() []string {
 	p.mu.Lock()
@@ -98,7 +99,7 @@ func newDevice(t testing.TB, hold time.Duration) *device {
 	d.x = exchange.New(exchange.Options{
 		Rules: d.rules, Table: d.table, Enforcer: d.policy, Cluster: d.policy, Refusal: refusal, HoldFor: hold, Now: time.Now,
 	})
-	d.pods = pods.New(d.x.Leave)
+	d.pods = pods.New(shares.Settings{}, d.x.Leave)
 	for _, id := range []uint32{7, 8} {
 		d.pods.Upsert(owner(id), pods.Endpoint{ID: id, Namespace: fmt.Sprint("ns", id)})
 	}

@@ -38,6 +38,8 @@ type Input struct {
 	Flags     table.Flags          // DefaultAllow and HostAllow
 	Ports     []workload.NamedPort // of the subject; used to resolve named ports on ingress
 	Groups    *Groups              // all groups
+	// Namespace is the namespace of the subject. It decides which learned addresses of names apply.
+	Namespace string
 }
 
 // maxOverlaps limits the work for the address side of a table: for each prefix, the rules that apply to it are counted,
@@ -83,6 +85,7 @@ type Program struct {
 	addrEveryone  []uint16 // rules on the address side for every address
 	hasPrefixes   bool
 	names         []rule.NamePeer
+	namespace     string          // of the subjects, if the program has names
 	grouped       bool            // a rule has peers by groups
 	groups        []*policy.Group // groups that a rule depends on
 	groupsDigest  rule.Digest     // of the relevant parts of groups
@@ -134,6 +137,9 @@ func New(in Input) (*Program, error) {
 	}
 	p.joinable = joinable(p.rules)
 	p.index()
+	if len(p.names) > 0 {
+		p.namespace = in.Namespace
+	}
 	if p.grouped {
 		p.groups, p.groupsDigest = p.matter(in.Groups)
 		var closed []label.Label
@@ -273,11 +279,15 @@ func (p *Program) hash() {
 		}
 	}
 	h.Write(p.groupsDigest[:]) // zero without groups
+	h.Write([]byte(p.namespace))
 	copy(p.Hash[:], h.Sum(nil))
 }
 
 // Names returns the DNS names whose addresses the program depends on.
 func (p *Program) Names() []rule.NamePeer { return p.names }
+
+// SubjectNamespace returns the namespace of the subjects; empty if the program does not depend on names.
+func (p *Program) SubjectNamespace() string { return p.namespace }
 
 // NeedsPodAddresses reports whether a rule limits a prefix to a named port. For such a rule, the addresses of the
 // pods in the prefix must be known.

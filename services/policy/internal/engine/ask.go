@@ -94,6 +94,12 @@ func (e *Engine) Wants(name string) bool {
 	return false
 }
 
+// SelectsName reports whether an egress rule of a subject has a DNS name or a pattern that matches a name.
+func (e *Engine) SelectsName(n identity.Numeric, name string) bool {
+	s := e.subjects[n]
+	return s != nil && s.bound[policytable.Egress] != nil && s.bound[policytable.Egress].program.Wants(name)
+}
+
 // Identity returns the peer with a number.
 func (e *Engine) Identity(n identity.Numeric) (peer.Identity, bool) {
 	p := e.peers[n]

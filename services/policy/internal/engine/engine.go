@@ -68,9 +68,9 @@ type Config struct {
 	SplitRows int
 }
 
-// Name is a DNS name with addresses.
+// Name is a DNS name with addresses, for all pods or for the pods of one namespace.
 type Name struct {
-	Name  string
+	Name  dnsname.Learned
 	Addrs []netip.Addr
 }
 
@@ -442,15 +442,15 @@ type stale map[*live]map[netip.Addr]struct{}
 // applyNames stores learned names and locations, and returns the affected addresses.
 func (e *Engine) applyNames(c Change) stale {
 	out := make(stale)
-	changed := func(name string, a netip.Addr) {
+	changed := func(name dnsname.Learned, a netip.Addr) {
 		for _, l := range e.tables {
-			if l.program.Wants(name) {
+			if name.For(l.program.SubjectNamespace()) && l.program.Wants(name.Name()) {
 				include(out, l, a)
 			}
 		}
 	}
 	for _, n := range c.Forget {
-		name := dnsname.Canonical(n.Name)
+		name := n.Name.Canonical()
 		for _, a := range n.Addrs {
 			if a = a.Unmap(); e.learned.remove(name, a) {
 				changed(name, a)
@@ -458,7 +458,7 @@ func (e *Engine) applyNames(c Change) stale {
 		}
 	}
 	for _, n := range c.Learn {
-		name := dnsname.Canonical(n.Name)
+		name := n.Name.Canonical()
 		for _, a := range n.Addrs {
 			if a = a.Unmap(); e.learned.add(name, a) {
 				changed(name, a)
@@ -572,6 +572,7 @@ func (e *Engine) inputOf(
 	if d == policytable.Egress {
 		in.Rules = rule.Implied(in.Rules)
 	}
+	in.Namespace, _ = id.Labels.Value(label.SourceKubernetes, label.KeyNamespace)
 	if !deny {
 		in.Flags |= table.DefaultAllow
 	}

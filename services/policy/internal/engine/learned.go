@@ -6,31 +6,34 @@ package engine
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/sluice-net/sluice/model/dnsname"
 )
 
-// learned holds the learned DNS names and their addresses, for lookups in both directions. A node may have hundreds of
+// learned holds the learned DNS names and their addresses, by keys of type dnsname.Learned, for lookups in both
+// directions. A node may have hundreds of
 // thousands of addresses, so each direction has slices instead of small maps, which would take four times the memory.
 type learned struct {
-	byName map[string]*learnedName
+	byName map[dnsname.Learned]*learnedName
 	// first holds one name of each address, and further its other names. Few addresses have several names.
 	first   map[netip.Addr]*learnedName
 	further map[netip.Addr][]*learnedName
 }
 
 type learnedName struct {
-	text  string
+	text  dnsname.Learned
 	addrs []netip.Addr // sorted
 }
 
 func newLearned() learned {
 	return learned{
-		byName: make(map[string]*learnedName), first: make(map[netip.Addr]*learnedName),
+		byName: make(map[dnsname.Learned]*learnedName), first: make(map[netip.Addr]*learnedName),
 		further: make(map[netip.Addr][]*learnedName),
 	}
 }
 
 // add adds an address to a name. It reports whether the name did not have it before.
-func (l *learned) add(name string, a netip.Addr) bool {
+func (l *learned) add(name dnsname.Learned, a netip.Addr) bool {
 	n := l.byName[name]
 	if n == nil {
 		n = &learnedName{text: name}
@@ -51,7 +54,7 @@ func (l *learned) add(name string, a netip.Addr) bool {
 
 // remove removes an address from a name, and the name with its last address. It reports whether the name had the
 // address.
-func (l *learned) remove(name string, a netip.Addr) bool {
+func (l *learned) remove(name dnsname.Learned, a netip.Addr) bool {
 	n := l.byName[name]
 	if n == nil {
 		return false
@@ -95,17 +98,21 @@ func without[E any](s []E, i int) []E {
 	return s
 }
 
-// names returns the names of an address.
-func (l *learned) names(a netip.Addr) []string {
+// names returns the names of an address that are for the pods of a namespace.
+func (l *learned) names(a netip.Addr, namespace string) []string {
 	n := l.first[a]
 	if n == nil {
 		return nil
 	}
 	further := l.further[a]
 	out := make([]string, 0, 1+len(further))
-	out = append(out, n.text)
+	if n.text.For(namespace) {
+		out = append(out, n.text.Name())
+	}
 	for _, n := range further {
-		out = append(out, n.text)
+		if n.text.For(namespace) {
+			out = append(out, n.text.Name())
+		}
 	}
 	return out
 }

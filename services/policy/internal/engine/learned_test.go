@@ -11,6 +11,8 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+
+	"github.com/sluice-net/sluice/model/dnsname"
 )
 
 func learnedAddress(n int) netip.Addr {
@@ -28,13 +30,13 @@ func TestLearnedNamesAreThoseOfTwoMaps(t *testing.T) {
 		name, a := fmt.Sprint("n", r.IntN(12)), learnedAddress(r.IntN(20))
 		_, had := names[name][a]
 		if r.IntN(240) < 20+step%200 {
-			if added := l.add(name, a); added == had {
+			if added := l.add(dnsname.Learned(name), a); added == had {
 				t.Fatalf("step %d: %s of %s added: %t", step, a, name, added)
 			}
 			include(names, name, a)
 			include(namesOf, a, name)
 		} else {
-			if removed := l.remove(name, a); removed != had {
+			if removed := l.remove(dnsname.Learned(name), a); removed != had {
 				t.Fatalf("step %d: %s of %s removed: %t", step, a, name, removed)
 			}
 			exclude(names, name, a)
@@ -46,12 +48,12 @@ func TestLearnedNamesAreThoseOfTwoMaps(t *testing.T) {
 		}
 		for name, addrs := range names {
 			want := slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare)
-			if got := l.byName[name]; got.text != name || !slices.Equal(got.addrs, want) {
+			if got := l.byName[dnsname.Learned(name)]; string(got.text) != name || !slices.Equal(got.addrs, want) {
 				t.Fatalf("step %d: %s has %v, want %v", step, name, got, want)
 			}
 		}
 		for a, of := range namesOf {
-			if got, want := l.names(a), slices.Sorted(maps.Keys(of)); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
+			if got, want := l.names(a, ""), slices.Sorted(maps.Keys(of)); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
 				t.Fatalf("step %d: %s has the names %v, want %v", step, a, got, want)
 			}
 		}
@@ -64,11 +66,11 @@ func TestRemovedAddressesTakeNoMemory(t *testing.T) {
 	l := newLearned()
 	for i := range 1000 {
 		l.add("a.", learnedAddress(i))
-		l.add(fmt.Sprint("n", i, "."), learnedAddress(0))
+		l.add(dnsname.Learned(fmt.Sprint("n", i, ".")), learnedAddress(0))
 	}
 	for i := 1; i < 1000; i++ {
 		l.remove("a.", learnedAddress(i))
-		l.remove(fmt.Sprint("n", i, "."), learnedAddress(0))
+		l.remove(dnsname.Learned(fmt.Sprint("n", i, ".")), learnedAddress(0))
 	}
 	if n := cap(l.byName["a."].addrs); n > 4 {
 		t.Errorf("the name has one address, and memory for %d", n)
@@ -87,7 +89,7 @@ func BenchmarkMemoryOfLearnedNames(b *testing.B) {
 			perName := shape.addresses / shape.names
 			var learn []Name
 			for n := range shape.names {
-				l := Name{Name: fmt.Sprintf("service-%d.region.example.com.", n)}
+				l := Name{Name: dnsname.Learned(fmt.Sprintf("service-%d.region.example.com.", n))}
 				for i := range perName {
 					a := n/shape.namesPerAddress*perName + i
 					l.Addrs = append(l.Addrs, learnedAddress(a))

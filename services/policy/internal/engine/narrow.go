@@ -54,6 +54,10 @@ func narrower(before, after compile.Input) (less, same bool) {
 			return false, false
 		}
 	}
+	named := func(r *rule.Rule) bool { return len(r.Peers.Names) > 0 }
+	if before.Namespace != after.Namespace && slices.ContainsFunc(after.Rules, named) {
+		return false, false // other learned addresses apply
+	}
 	was, is := placesOf(before.Rules), placesOf(after.Rules)
 	same = before.Flags == after.Flags
 	for p, action := range is {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"testing"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
@@ -21,10 +22,10 @@ func diff(have, want *scenario.State) Change {
 		RemoveSubjects: d.RemoveSubjects, AddSubjects: d.AddSubjects, Vacate: d.Vacate,
 	}
 	for _, n := range d.Forget {
-		c.Forget = append(c.Forget, Name(n))
+		c.Forget = append(c.Forget, Name{dnsname.ForAll(n.Name), n.Addrs})
 	}
 	for _, n := range d.Learn {
-		c.Learn = append(c.Learn, Name(n))
+		c.Learn = append(c.Learn, Name{dnsname.ForAll(n.Name), n.Addrs})
 	}
 	for _, l := range d.Locate {
 		c.Locate = append(c.Locate, Location(l))

@@ -315,7 +315,7 @@ func (e *Engine) places(l *live) []compile.Place {
 	addrs := make(map[netip.Addr]struct{})
 	if len(l.program.Names()) > 0 {
 		for name, n := range e.learned.byName {
-			if !l.program.Wants(name) {
+			if !name.For(l.program.SubjectNamespace()) || !l.program.Wants(name.Name()) {
 				continue
 			}
 			for _, a := range n.addrs {
@@ -342,7 +342,7 @@ func (e *Engine) places(l *live) []compile.Place {
 func (e *Engine) place(l *live, a netip.Addr) compile.Place {
 	p := compile.Place{Addr: a}
 	if len(l.program.Names()) > 0 {
-		p.Names = e.learned.names(a)
+		p.Names = e.learned.names(a, l.program.SubjectNamespace())
 	}
 	if l.program.NeedsPodAddresses() {
 		if owner := e.peers[e.located[a]]; owner != nil {

@@ -4,10 +4,10 @@
 package names
 
 import (
+	"cmp"
 	"context"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/sluice-net/sluice/model/dnsname"
@@ -20,20 +20,33 @@ import (
 type Filter struct {
 	Pattern string     // as for dnsname.Parse; empty: every name
 	Address netip.Addr // an address of the name; invalid: any
+	// Namespace selects the names that are only for the pods of a namespace; nil: all names.
+	Namespace *string
 }
 
-// Match returns a function that matches names with the filter's pattern.
-func (f Filter) Match() (func(name string) bool, error) {
-	if f.Pattern == "" {
-		return func(string) bool { return true }, nil
+// Match returns a function that matches names with the filter's pattern and namespace.
+func (f Filter) Match() (func(key dnsname.Learned) bool, error) {
+	matches := func(string) bool { return true }
+	if f.Pattern != "" {
+		p, err := dnsname.Parse(f.Pattern)
+		if err != nil {
+			return nil, err
+		}
+		matches = p.Matches
 	}
-	p, err := dnsname.Parse(f.Pattern)
-	return p.Matches, err
+	return func(key dnsname.Learned) bool {
+		if f.Namespace != nil {
+			if namespace, limited := key.Namespace(); !limited || namespace != *f.Namespace {
+				return false
+			}
+		}
+		return matches(key.Name())
+	}, nil
 }
 
 // Learned is a name and its addresses.
 type Learned struct {
-	Name      string
+	Key       dnsname.Learned
 	Addresses []Address // sorted
 }
 
@@ -46,13 +59,14 @@ type Address struct {
 
 // List returns copies of the matching names with all their addresses, in no particular order. If has is valid, only
 // names with this address are returned.
-func (t *Table) List(match func(name string) bool, has netip.Addr) []Learned {
+func (t *Table) List(match func(key dnsname.Learned) bool, has netip.Addr) []Learned {
 	var out []Learned
 	for name, addrs := range t.names {
-		if _, ok := addrs[has]; has.IsValid() && !ok || !match(name) {
+		key := dnsname.Learned(name)
+		if _, ok := addrs[has]; has.IsValid() && !ok || !match(key) {
 			continue
 		}
-		l := Learned{Name: name, Addresses: make([]Address, 0, len(addrs))}
+		l := Learned{Key: key, Addresses: make([]Address, 0, len(addrs))}
 		for a, until := range addrs {
 			l.Addresses = append(l.Addresses, Address{Addr: a, Expires: until, Forget: t.end(a, until).Add(t.grace())})
 		}
@@ -62,7 +76,8 @@ func (t *Table) List(match func(name string) bool, has netip.Addr) []Learned {
 }
 
 // Forget removes an address of a name, or all its addresses if addr is invalid, and returns what was removed.
-func (t *Table) Forget(name string, addr netip.Addr) (gone []engine.Name) {
+func (t *Table) Forget(key dnsname.Learned, addr netip.Addr) (gone []engine.Name) {
+	name := string(key)
 	var addrs []netip.Addr
 	for a := range t.names[name] {
 		if !addr.IsValid() || a == addr {
@@ -81,7 +96,7 @@ func (t *Table) Forget(name string, addr netip.Addr) (gone []engine.Name) {
 func Would(list []Learned, addr netip.Addr) []engine.Name {
 	out := make([]engine.Name, 0, len(list))
 	for _, l := range list {
-		n := engine.Name{Name: l.Name}
+		n := engine.Name{Name: l.Key}
 		for _, a := range l.Addresses {
 			if !addr.IsValid() || a.Addr == addr {
 				n.Addrs = append(n.Addrs, a.Addr)
@@ -105,7 +120,7 @@ const maxUses = 16
 // WithUses sorts the names and adds to each the rules that select it. With many names and rules this takes long, so it
 // stops when ctx ends.
 func WithUses(ctx context.Context, list []Learned, policies []policy.Object) ([]Used, error) {
-	slices.SortFunc(list, func(a, b Learned) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b Learned) int { return cmp.Compare(a.Key, b.Key) })
 	slices.SortFunc(policies, func(a, b policy.Object) int { return a.Key.Compare(b.Key) })
 	uses := usesOf(policies)
 	out := make([]Used, 0, len(list))
@@ -117,7 +132,7 @@ func WithUses(ctx context.Context, list []Learned, policies []policy.Object) ([]
 		one := Used{Learned: l}
 		for _, u := range uses {
 			switch {
-			case !u.pattern.Matches(l.Name):
+			case !u.pattern.Matches(l.Key.Name()):
 			case len(one.By) < maxUses:
 				one.By = append(one.By, u.source)
 			default:

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/podshares"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/expiryqueue"
@@ -52,7 +53,7 @@ type Limits struct {
 // Table holds names and their addresses. It must be used by one goroutine.
 type Table struct {
 	limits Limits
-	names  map[string]map[netip.Addr]time.Time // end of each address's TTL
+	names  map[string]map[netip.Addr]time.Time // end of each address's TTL; by the text of a dnsname.Learned
 	ending expiryqueue.Queue                   // names, ordered by the time when their first address ends
 	ended  expiryqueue.Queue                   // names, ordered by the time when their last address ends
 	payers map[string]*payers                  // by name
@@ -80,7 +81,7 @@ func (t *Table) Addresses() int { return t.shares.Total(ofAddresses) }
 // maxPassedOver limits the names that one call visits in its search for expired addresses that it may remove.
 const maxPassedOver = 64
 
-// FreeCapacity frees capacity for addresses of a name, which an asker pays for. It returns the addresses that are new,
+// FreeCapacity frees capacity for addresses of a name, a text of dnsname.Learned, which an asker pays for. It returns the addresses that are new,
 // and the addresses that it has removed. Even if it returns an error, it may have removed addresses.
 func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time.Time) (
 	fresh []netip.Addr, gone []engine.Name, err error,
@@ -353,7 +354,8 @@ func (t *Table) create(payer uint32, name string, addrs map[netip.Addr]time.Time
 func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake time.Time, err error) {
 	// The remaining TTL counts from now on, so that later changes of the wall clock have no effect. It exceeds
 	// MaxTTL only if the wall clock was ahead when the address was learned.
-	learned.Name = r.Name
+	name := string(r.Key())
+	learned.Name = r.Key()
 	known := make(map[netip.Addr]time.Time, len(r.Addresses))
 	for _, a := range r.Addresses {
 		addr, err := netip.ParseAddr(a.Address)
@@ -367,10 +369,10 @@ func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake
 		}
 		learned.Addrs = append(learned.Addrs, addr)
 	}
-	t.create(unpaid, r.Name, known)
+	t.create(unpaid, name, known)
 	t.shares.Charge(unpaid, ofAddresses, len(known))
-	t.noteTimes(r.Name)
-	if at, ok := t.endsFirst(r.Name); ok {
+	t.noteTimes(name)
+	if at, ok := t.endsFirst(name); ok {
 		wake = at.Add(t.grace())
 	}
 	return learned, wake, nil
@@ -382,7 +384,7 @@ func (t *Table) Record(name string) record.Cache {
 	if !ok {
 		return record.Cache{GoneNames: []string{name}}
 	}
-	r := record.Name{Name: name}
+	r := record.NewName(dnsname.Learned(name))
 	for a, until := range addrs {
 		r.Addresses = append(r.Addresses, record.Address{Address: a.String(), Expires: until.Unix()})
 	}
@@ -500,5 +502,5 @@ func (t *Table) forget(name string, addrs []netip.Addr) engine.Name {
 		delete(t.names, name)
 		delete(t.payers, name)
 	}
-	return engine.Name{Name: name, Addrs: addrs}
+	return engine.Name{Name: dnsname.Learned(name), Addrs: addrs}
 }

@@ -63,7 +63,7 @@ func (c *clocked) learnFor(by Asker, name string, addrs []netip.Addr, ttl time.D
 func (c *clocked) drop(gone []engine.Name) {
 	for _, n := range gone {
 		for _, a := range n.Addrs {
-			delete(c.told, place{n.Name, a})
+			delete(c.told, place{string(n.Name), a})
 		}
 	}
 }

@@ -6,6 +6,9 @@ package names
 import (
 	"net/netip"
 	"time"
+
+	"github.com/sluice-net/sluice/model/dnsname"
+	"github.com/sluice-net/sluice/model/identity"
 )
 
 // Asker is the pod whose query was answered, and pays for what the answer teaches. The zero Asker pays for addresses
@@ -13,6 +16,18 @@ import (
 type Asker struct {
 	Endpoint uint32 // number of the endpoint on this node
 	Tenant   string // tenant of its namespace
+	// Namespace is the only namespace whose pods may use what the answer teaches; nil: all pods may.
+	Namespace *string
+	// Identity is its identity; 0: the call does not name one.
+	Identity identity.Numeric
+}
+
+// Key returns the key of a name that the asker has asked for.
+func (a Asker) Key(name string) dnsname.Learned {
+	if a.Namespace == nil {
+		return dnsname.ForAll(name)
+	}
+	return dnsname.ForNamespace(name, *a.Namespace)
 }
 
 // unpaid is the endpoint that pays for addresses of an earlier run of the process. Their askers pay for them again with

@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/sluice-net/sluice/model/dnsname"
 )
 
 // address returns the address with a number.
@@ -30,12 +32,12 @@ func TestNamesOfOneTenantKeepOutNoneOfAnother(t *testing.T) {
 		return c.learnFor(by, fmt.Sprint(what, n, ".example"), addrs, time.Hour)
 	}
 	for n := range 2 * names {
-		by := Asker{uint32(1 + n%4), "greedy"}
+		by := Asker{Endpoint: uint32(1 + n%4), Tenant: "greedy"}
 		if err := learn(by, "greedy", n); (err == nil) != (n < names) {
 			t.Fatalf("name %d of one tenant: %v", n, err)
 		}
 	}
-	quiet := Asker{9, "small"}
+	quiet := Asker{Endpoint: 9, Tenant: "small"}
 	const share = names / 2 / 2
 	for n := range share {
 		if err := learn(quiet, "small", n); err != nil {
@@ -59,7 +61,7 @@ func TestNamesOfOneTenantKeepOutNoneOfAnother(t *testing.T) {
 	}
 	// Further pods take from their own tenant alone.
 	for n := range names {
-		_ = learn(Asker{uint32(20 + n), "greedy"}, "more", n)
+		_ = learn(Asker{Endpoint: uint32(20 + n), Tenant: "greedy"}, "more", n)
 	}
 	for n := range share {
 		if a := (place{fmt.Sprint("small", n, ".example"), address(9<<16 + n*64)}); !c.told[a] {
@@ -80,7 +82,7 @@ func TestOnePodFillsNoName(t *testing.T) {
 		c.now = c.now.Add(time.Second)
 		return c.learnFor(by, "a.", addrs, time.Hour)
 	}
-	noisy, other := Asker{1, "greedy"}, Asker{2, "small"}
+	noisy, other := Asker{Endpoint: 1, Tenant: "greedy"}, Asker{Endpoint: 2, Tenant: "small"}
 	for i := range 8 {
 		if err := learn(noisy, 256*i); (err == nil) != (i < 4) {
 			t.Fatalf("answer %d to the first pod: %v", i, err)
@@ -91,7 +93,7 @@ func TestOnePodFillsNoName(t *testing.T) {
 			t.Fatalf("answer %d to the pod of another tenant: %v", i, err)
 		}
 	}
-	if err := learn(Asker{3, "greedy"}, 1<<17); err != nil {
+	if err := learn(Asker{Endpoint: 3, Tenant: "greedy"}, 1<<17); err != nil {
 		t.Errorf("a further pod of the first tenant: %v", err)
 	}
 	for i := range 512 {
@@ -126,7 +128,7 @@ func TestNamesOfAnEarlierRunMakeSpace(t *testing.T) {
 			}
 		}
 	}
-	pod := Asker{7, "a"}
+	pod := Asker{Endpoint: 7, Tenant: "a"}
 	if err := again.learnFor(pod, "n0.", []netip.Addr{address(0)}, time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +152,7 @@ func TestTheTableChargesWhatItHas(t *testing.T) {
 		case 0:
 			c.after(time.Duration(r.IntN(200)) * time.Second)
 		case 1:
-			c.drop(c.Forget(fmt.Sprint("n", r.IntN(40), "."), netip.Addr{}))
+			c.drop(c.Forget(dnsname.Learned(fmt.Sprint("n", r.IntN(40), ".")), netip.Addr{}))
 		case 2:
 			var used []netip.Addr
 			for a := range c.asked {

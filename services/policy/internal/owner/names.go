@@ -5,6 +5,7 @@ package owner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -20,6 +21,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
+
+// ErrNotSelected means that no rule of the pod that asked for a name selects it.
+var ErrNotSelected = errors.New("no egress rule of the pod that asked selects the name")
 
 // Names holds the learned addresses of DNS names, and passes them to the engine. The exported methods may be called
 // concurrently; all other methods and fields belong to the loop.
@@ -44,8 +48,9 @@ func newNames(o *Owner, table *names.Table) *Names {
 	}
 }
 
-// Learn stores the addresses of a name, for which an asker pays. If a table uses the name, Learn returns only after the
-// kernel of every connected enforcing subscriber has the addresses.
+// Learn stores the addresses of a name, for which an asker pays, and which only the pods of its namespace may use. If a table uses the name, Learn returns only after the
+// kernel of every connected enforcing subscriber has the addresses. If the rules of the asker do not select the name,
+// Learn stores nothing, and returns ErrNotSelected.
 func (n *Names) Learn(
 	ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration,
 ) (used bool, err error) {
@@ -55,7 +60,10 @@ func (n *Names) Learn(
 	}
 	_, err = n.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
 		n.loop.Rename(opLearn)
-		if err := n.learn(by, name, addrs, ttl); err != nil {
+		if by.Identity != 0 && !n.compiler.engine.SelectsName(by.Identity, name) {
+			return stream.Barrier{}, ErrNotSelected
+		}
+		if err := n.learn(by, by.Key(name), addrs, ttl); err != nil {
 			return stream.Barrier{}, err
 		}
 		if used = n.compiler.engine.Wants(name); !used {
@@ -77,15 +85,15 @@ func (n *Names) ValidateLearn(ctx context.Context, name string) (used bool, err 
 	})
 }
 
-func (n *Names) learn(by names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error {
-	now := n.now()
+func (n *Names) learn(by names.Asker, key dnsname.Learned, addrs []netip.Addr, ttl time.Duration) error {
+	now, name := n.now(), string(key)
 	fresh, gone, err := n.table.FreeCapacity(by, name, addrs, now)
 	n.forget(gone)
 	if err != nil {
 		return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 	}
 	if len(fresh) > 0 {
-		learnt := []engine.Name{{Name: name, Addrs: fresh}}
+		learnt := []engine.Name{{Name: key, Addrs: fresh}}
 		if err := n.compiler.apply(engine.Change{Learn: learnt}); err != nil {
 			n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: learnt}))
 			n.publisher.barrier.Address++
@@ -110,7 +118,7 @@ func (n *Names) forget(gone []engine.Name) {
 	n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: gone}))
 	var rec record.Cache
 	for _, one := range gone {
-		r := n.table.Record(one.Name)
+		r := n.table.Record(string(one.Name))
 		rec.Names = append(rec.Names, r.Names...)
 		rec.GoneNames = append(rec.GoneNames, r.GoneNames...)
 	}
@@ -177,7 +185,7 @@ func (n *Names) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 	for chunk := range slices.Chunk(list, forgetAtOnce) {
 		some, err := loop.Ask(ctx, n.loop, opLearn, func() (some []engine.Name, _ error) {
 			for _, l := range chunk {
-				some = append(some, n.table.Forget(l.Name, f.Address)...)
+				some = append(some, n.table.Forget(l.Key, f.Address)...)
 			}
 			n.forget(some)
 			return some, nil

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/names"
@@ -39,7 +40,7 @@ func policyRecord(p *Policy) record.Policy {
 func (o *Owner) restore(dir string, table *names.Table) (cached bool, err error) {
 	policies := make(map[policy.Key]record.Policy)
 	subscribers := make(map[string]record.Subscriber)
-	learned := make(map[string]record.Name)
+	learned := make(map[dnsname.Learned]record.Name)
 	var texts peer.Interner
 	j, revision, cached, err := record.Open(dir, record.Contents{
 		Name:   o.publisher.takeState,
@@ -52,7 +53,7 @@ func (o *Owner) restore(dir string, table *names.Table) (cached bool, err error)
 			return err
 		},
 		Subscriber: func(s record.Subscriber) error { subscribers[s.Name] = s; return nil },
-		DNSName:    func(r record.Name) error { learned[r.Name] = r; return nil },
+		DNSName:    func(r record.Name) error { learned[r.Key()] = r; return nil },
 	})
 	if err != nil {
 		return false, err
@@ -89,7 +90,7 @@ func (o *Owner) markFields(stored map[policy.Key]record.Policy) {
 }
 
 func (o *Owner) compile(
-	policies map[policy.Key]record.Policy, subscribers map[string]record.Subscriber, learned map[string]record.Name,
+	policies map[policy.Key]record.Policy, subscribers map[string]record.Subscriber, learned map[dnsname.Learned]record.Name,
 	table *names.Table,
 ) error {
 	var change engine.Change

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/desired/journal"
 	"github.com/sluice-net/sluice/kit/store"
+	"github.com/sluice-net/sluice/model/dnsname"
 )
 
 // Names of the files. The name of the cache also contains the boot ID.
@@ -112,6 +113,25 @@ type Location struct {
 type Name struct {
 	Name      string    `json:"name"`
 	Addresses []Address `json:"addresses"`
+	// Namespace is the only namespace whose pods may use the addresses; nil: all pods may. An older version ignores it.
+	Namespace *string `json:"namespace,omitempty"`
+}
+
+// NewName returns the record of a key, without addresses.
+func NewName(key dnsname.Learned) Name {
+	n := Name{Name: key.Name()}
+	if namespace, limited := key.Namespace(); limited {
+		n.Namespace = &namespace
+	}
+	return n
+}
+
+// Key returns the key of the name.
+func (n Name) Key() dnsname.Learned {
+	if n.Namespace == nil {
+		return dnsname.ForAll(n.Name)
+	}
+	return dnsname.ForNamespace(n.Name, *n.Namespace)
 }
 
 // Address is an address of a name.
@@ -263,7 +283,7 @@ func (c *Cache) Records() map[journal.CacheKey][]byte {
 		out[journal.CacheKey{Bucket: bucketSubscribers, Key: x}] = nil
 	}
 	for _, x := range c.Names {
-		out[journal.CacheKey{Bucket: bucketNames, Key: x.Name}] = encode(x)
+		out[journal.CacheKey{Bucket: bucketNames, Key: string(x.Key())}] = encode(x)
 	}
 	for _, x := range c.GoneNames {
 		out[journal.CacheKey{Bucket: bucketNames, Key: x}] = nil

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/kit/desired/failure"
+	"github.com/sluice-net/sluice/model/identity"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/proto/wire/policywire"
@@ -48,6 +49,7 @@ func (s *Server) ForgetNames(
 	if err != nil {
 		return nil, statusOf(err)
 	}
+	f.Namespace = req.Namespace
 	out, err := s.Owner.Names().Forget(ctx, f, req.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(err)
@@ -76,7 +78,10 @@ func nameFilter(pattern, address string) (names.Filter, error) {
 }
 
 func learnedName(l *names.Used) *policyv1.LearnedName {
-	out := &policyv1.LearnedName{Name: l.Name, OmittedUseCount: uint32(l.Omitted)}
+	out := &policyv1.LearnedName{Name: l.Key.Name(), OmittedUseCount: uint32(l.Omitted)}
+	if namespace, limited := l.Key.Namespace(); limited {
+		out.Namespace = &namespace
+	}
 	for _, a := range l.Addresses {
 		out.Addresses = append(out.Addresses, &policyv1.LearnedAddress{
 			Address: a.Addr.String(), ExpireTime: timestamppb.New(a.Expires), ForgetTime: timestamppb.New(a.Forget),
@@ -89,5 +94,10 @@ func learnedName(l *names.Used) *policyv1.LearnedName {
 }
 
 func asker(m *policyv1.NameAsker) names.Asker {
-	return names.Asker{Endpoint: m.GetEndpoint(), Tenant: m.GetTenant()}
+	if m == nil {
+		return names.Asker{}
+	}
+	return names.Asker{
+		Endpoint: m.GetEndpoint(), Tenant: m.GetTenant(), Namespace: m.Namespace, Identity: identity.Numeric(m.GetIdentity()),
+	}
 }

@@ -8,6 +8,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -249,6 +250,9 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 	}
 	if err != nil {
 		return nil, statusOf(err)
+	}
+	if errors.Is(err, owner.ErrNotSelected) {
+		return &policyv1.LearnNamesResponse{NotSelected: true}, nil
 	}
 	return &policyv1.LearnNamesResponse{Used: used}, nil
 }

@@ -49,6 +49,8 @@ const (
 	RefusalReason_REFUSAL_REASON_SERVER RefusalReason = 7
 	// sluice-policy had no space for the address, or did not answer in time.
 	RefusalReason_REFUSAL_REASON_NOT_ENFORCED RefusalReason = 8
+	// No egress rule of the pod that asked selects the name.
+	RefusalReason_REFUSAL_REASON_NOT_SELECTED RefusalReason = 9
 )
 
 // Enum value maps for RefusalReason.
@@ -63,6 +65,7 @@ var (
 		6: "REFUSAL_REASON_ADDRESSES_SHARE",
 		7: "REFUSAL_REASON_SERVER",
 		8: "REFUSAL_REASON_NOT_ENFORCED",
+		9: "REFUSAL_REASON_NOT_SELECTED",
 	}
 	RefusalReason_value = map[string]int32{
 		"REFUSAL_REASON_UNSPECIFIED":     0,
@@ -74,6 +77,7 @@ var (
 		"REFUSAL_REASON_ADDRESSES_SHARE": 6,
 		"REFUSAL_REASON_SERVER":          7,
 		"REFUSAL_REASON_NOT_ENFORCED":    8,
+		"REFUSAL_REASON_NOT_SELECTED":    9,
 	}
 )
 
@@ -216,7 +220,10 @@ type TaughtName struct {
 	// Targets of the CNAME records of the last answer, from the name on; at most 512 bytes.
 	Chain []string `protobuf:"bytes,3,rep,name=chain,proto3" json:"chain,omitempty"`
 	// The pod to whose share the name counts; unset: none, because the pod does not exist any more.
-	Asker         *Asker `protobuf:"bytes,4,opt,name=asker,proto3" json:"asker,omitempty"`
+	Asker *Asker `protobuf:"bytes,4,opt,name=asker,proto3" json:"asker,omitempty"`
+	// Namespace whose pods may use the addresses, because one of them has asked; empty for workloads without a namespace. In
+	// the answer of ExplainName, it is empty if pods of several namespaces have asked.
+	Namespace     string `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -277,6 +284,13 @@ func (x *TaughtName) GetAsker() *Asker {
 		return x.Asker
 	}
 	return nil
+}
+
+func (x *TaughtName) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
 }
 
 // TaughtAddress is an address of a name.
@@ -457,7 +471,7 @@ func (x *ExplainNameRequest) GetName() string {
 // ExplainNameResponse is the answer of ExplainName.
 type ExplainNameResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The name, with the addresses that the table has.
+	// The name, with the addresses that the table has for any namespace.
 	Name *TaughtName `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Addresses that answers had and that were not learned, latest first. The last 1,024 of all names are kept.
 	Refused []*RefusedAddress `protobuf:"bytes,2,rep,name=refused,proto3" json:"refused,omitempty"`
@@ -738,13 +752,14 @@ const file_sluice_dns_v1_dns_proto_rawDesc = "" +
 	"\apattern\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x01R\apattern\x12(\n" +
 	"\aaddress\x18\x02 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\aaddress\"B\n" +
 	"\x11ListNamesResponse\x12-\n" +
-	"\x04name\x18\x01 \x01(\v2\x19.sluice.dns.v1.TaughtNameR\x04name\"\x9e\x01\n" +
+	"\x04name\x18\x01 \x01(\v2\x19.sluice.dns.v1.TaughtNameR\x04name\"\xbc\x01\n" +
 	"\n" +
 	"TaughtName\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12:\n" +
 	"\taddresses\x18\x02 \x03(\v2\x1c.sluice.dns.v1.TaughtAddressR\taddresses\x12\x14\n" +
 	"\x05chain\x18\x03 \x03(\tR\x05chain\x12*\n" +
-	"\x05asker\x18\x04 \x01(\v2\x14.sluice.dns.v1.AskerR\x05asker\"\xd1\x01\n" +
+	"\x05asker\x18\x04 \x01(\v2\x14.sluice.dns.v1.AskerR\x05asker\x12\x1c\n" +
+	"\tnamespace\x18\x05 \x01(\tR\tnamespace\"\xd1\x01\n" +
 	"\rTaughtAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12;\n" +
 	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
@@ -775,7 +790,7 @@ const file_sluice_dns_v1_dns_proto_rawDesc = "" +
 	"\x13DeleteNamesResponse\x12\x1d\n" +
 	"\n" +
 	"name_count\x18\x01 \x01(\rR\tnameCount\x12#\n" +
-	"\raddress_count\x18\x02 \x01(\rR\faddressCount*\xb4\x02\n" +
+	"\raddress_count\x18\x02 \x01(\rR\faddressCount*\xd5\x02\n" +
 	"\rRefusalReason\x12\x1e\n" +
 	"\x1aREFUSAL_REASON_UNSPECIFIED\x10\x00\x12\"\n" +
 	"\x1eREFUSAL_REASON_SPECIAL_ADDRESS\x10\x01\x12\"\n" +
@@ -785,7 +800,8 @@ const file_sluice_dns_v1_dns_proto_rawDesc = "" +
 	"\x1aREFUSAL_REASON_NAMES_SHARE\x10\x05\x12\"\n" +
 	"\x1eREFUSAL_REASON_ADDRESSES_SHARE\x10\x06\x12\x19\n" +
 	"\x15REFUSAL_REASON_SERVER\x10\a\x12\x1f\n" +
-	"\x1bREFUSAL_REASON_NOT_ENFORCED\x10\b2\x8a\x02\n" +
+	"\x1bREFUSAL_REASON_NOT_ENFORCED\x10\b\x12\x1f\n" +
+	"\x1bREFUSAL_REASON_NOT_SELECTED\x10\t2\x8a\x02\n" +
 	"\n" +
 	"DNSService\x12P\n" +
 	"\tListNames\x12\x1f.sluice.dns.v1.ListNamesRequest\x1a .sluice.dns.v1.ListNamesResponse0\x01\x12T\n" +

@@ -34,8 +34,8 @@ const (
 // DNSService shows what sluice-dns has learned from DNS answers. sluice-policy has the names by which connections are
 // evaluated; ListNames and ForgetNames of PolicyService are about these.
 type DNSServiceClient interface {
-	// ListNames streams the names that answers have taught, sorted by name, as of one point in time. Each message contains
-	// one name. It changes nothing. INVALID_ARGUMENT: the pattern is invalid.
+	// ListNames streams the names that answers have taught, sorted by name and namespace, as of one point in time. Each
+	// message contains one name with what the pods of one namespace have learned. It changes nothing. INVALID_ARGUMENT: the pattern is invalid.
 	ListNames(ctx context.Context, in *ListNamesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ListNamesResponse], error)
 	// ExplainName returns what is known of one name: its addresses, the chain of names to them, the addresses that were
 	// not learned and why, and the rule sets that allow queries for it. It changes nothing. A name that no answer has
@@ -104,8 +104,8 @@ func (c *dNSServiceClient) DeleteNames(ctx context.Context, in *DeleteNamesReque
 // DNSService shows what sluice-dns has learned from DNS answers. sluice-policy has the names by which connections are
 // evaluated; ListNames and ForgetNames of PolicyService are about these.
 type DNSServiceServer interface {
-	// ListNames streams the names that answers have taught, sorted by name, as of one point in time. Each message contains
-	// one name. It changes nothing. INVALID_ARGUMENT: the pattern is invalid.
+	// ListNames streams the names that answers have taught, sorted by name and namespace, as of one point in time. Each
+	// message contains one name with what the pods of one namespace have learned. It changes nothing. INVALID_ARGUMENT: the pattern is invalid.
 	ListNames(*ListNamesRequest, grpc.ServerStreamingServer[ListNamesResponse]) error
 	// ExplainName returns what is known of one name: its addresses, the chain of names to them, the addresses that were
 	// not learned and why, and the rule sets that allow queries for it. It changes nothing. A name that no answer has

@@ -299,6 +299,72 @@ func (ChangeType) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{2}
 }
 
+// QueryOutcome is what happens to a DNS query.
+type QueryOutcome int32
+
+const (
+	// Never sent.
+	QueryOutcome_QUERY_OUTCOME_UNSPECIFIED QueryOutcome = 0
+	// The packets are denied.
+	QueryOutcome_QUERY_OUTCOME_DENIED QueryOutcome = 1
+	// sluice-dns passes the query, and learns addresses from its answer.
+	QueryOutcome_QUERY_OUTCOME_ALLOWED QueryOutcome = 2
+	// sluice-dns answers that the name is refused. The server does not get the query.
+	QueryOutcome_QUERY_OUTCOME_REFUSED QueryOutcome = 3
+	// No DNS rule decides about the packets. They pass without sluice-dns, and the answer teaches no address.
+	QueryOutcome_QUERY_OUTCOME_NOT_EVALUATED QueryOutcome = 4
+	// A rule redirects the packets, and no proxy evaluates them, so they are dropped: it is a rule for another proxy, the
+	// setting dns.proxy is off, or there is no space for the rule set.
+	QueryOutcome_QUERY_OUTCOME_NO_PROXY QueryOutcome = 5
+)
+
+// Enum value maps for QueryOutcome.
+var (
+	QueryOutcome_name = map[int32]string{
+		0: "QUERY_OUTCOME_UNSPECIFIED",
+		1: "QUERY_OUTCOME_DENIED",
+		2: "QUERY_OUTCOME_ALLOWED",
+		3: "QUERY_OUTCOME_REFUSED",
+		4: "QUERY_OUTCOME_NOT_EVALUATED",
+		5: "QUERY_OUTCOME_NO_PROXY",
+	}
+	QueryOutcome_value = map[string]int32{
+		"QUERY_OUTCOME_UNSPECIFIED":   0,
+		"QUERY_OUTCOME_DENIED":        1,
+		"QUERY_OUTCOME_ALLOWED":       2,
+		"QUERY_OUTCOME_REFUSED":       3,
+		"QUERY_OUTCOME_NOT_EVALUATED": 4,
+		"QUERY_OUTCOME_NO_PROXY":      5,
+	}
+)
+
+func (x QueryOutcome) Enum() *QueryOutcome {
+	p := new(QueryOutcome)
+	*p = x
+	return p
+}
+
+func (x QueryOutcome) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (QueryOutcome) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_policy_v1_policy_proto_enumTypes[3].Descriptor()
+}
+
+func (QueryOutcome) Type() protoreflect.EnumType {
+	return &file_sluice_policy_v1_policy_proto_enumTypes[3]
+}
+
+func (x QueryOutcome) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use QueryOutcome.Descriptor instead.
+func (QueryOutcome) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{3}
+}
+
 // SourceKind is the source of policies or identities.
 type SourceKind int32
 
@@ -344,11 +410,11 @@ func (x SourceKind) String() string {
 }
 
 func (SourceKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_sluice_policy_v1_policy_proto_enumTypes[3].Descriptor()
+	return file_sluice_policy_v1_policy_proto_enumTypes[4].Descriptor()
 }
 
 func (SourceKind) Type() protoreflect.EnumType {
-	return &file_sluice_policy_v1_policy_proto_enumTypes[3]
+	return &file_sluice_policy_v1_policy_proto_enumTypes[4]
 }
 
 func (x SourceKind) Number() protoreflect.EnumNumber {
@@ -357,7 +423,7 @@ func (x SourceKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SourceKind.Descriptor instead.
 func (SourceKind) EnumDescriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{3}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{4}
 }
 
 // PolicyKey names a policy.
@@ -1936,7 +2002,13 @@ type NameAsker struct {
 	// Number of its endpoint on this node; never 0.
 	Endpoint uint32 `protobuf:"varint,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
 	// Tenant of its namespace, such as "namespace shop", as sluice-datapath and ListShares write it.
-	Tenant        string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Tenant string `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	// Its namespace, empty without one. Only pods of this namespace may use the addresses. Unset: all pods may; an older
+	// sluice-dns does not set it.
+	Namespace *string `protobuf:"bytes,3,opt,name=namespace,proto3,oneof" json:"namespace,omitempty"`
+	// Its identity; 0: not known. If no egress rule of the identity selects the name, nothing is stored, so that a pod
+	// cannot teach names that only the policies of others select.
+	Identity      uint32 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1985,11 +2057,27 @@ func (x *NameAsker) GetTenant() string {
 	return ""
 }
 
+func (x *NameAsker) GetNamespace() string {
+	if x != nil && x.Namespace != nil {
+		return *x.Namespace
+	}
+	return ""
+}
+
+func (x *NameAsker) GetIdentity() uint32 {
+	if x != nil {
+		return x.Identity
+	}
+	return 0
+}
+
 // LearnNamesResponse is the answer of LearnNames.
 type LearnNamesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether any table uses the name. The name is stored in either case.
-	Used          bool `protobuf:"varint,1,opt,name=used,proto3" json:"used,omitempty"`
+	// Whether any table uses the name. The name is stored in either case, unless not_selected is set.
+	Used bool `protobuf:"varint,1,opt,name=used,proto3" json:"used,omitempty"`
+	// No egress rule of the asker selects the name, so nothing was stored.
+	NotSelected   bool `protobuf:"varint,2,opt,name=not_selected,json=notSelected,proto3" json:"not_selected,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2027,6 +2115,13 @@ func (*LearnNamesResponse) Descriptor() ([]byte, []int) {
 func (x *LearnNamesResponse) GetUsed() bool {
 	if x != nil {
 		return x.Used
+	}
+	return false
+}
+
+func (x *LearnNamesResponse) GetNotSelected() bool {
+	if x != nil {
+		return x.NotSelected
 	}
 	return false
 }
@@ -2145,8 +2240,11 @@ type LearnedName struct {
 	UsedBy []*RuleSource `protobuf:"bytes,3,rep,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
 	// Number of omitted rules that select the name.
 	OmittedUseCount uint32 `protobuf:"varint,4,opt,name=omitted_use_count,json=omittedUseCount,proto3" json:"omitted_use_count,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The only namespace whose pods may use the addresses, empty for workloads without a namespace: a pod of it has asked
+	// for the name. Unset: all pods may use them, because LearnNames was called without a pod.
+	Namespace     *string `protobuf:"bytes,5,opt,name=namespace,proto3,oneof" json:"namespace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LearnedName) Reset() {
@@ -2205,6 +2303,13 @@ func (x *LearnedName) GetOmittedUseCount() uint32 {
 		return x.OmittedUseCount
 	}
 	return 0
+}
+
+func (x *LearnedName) GetNamespace() string {
+	if x != nil && x.Namespace != nil {
+		return *x.Namespace
+	}
+	return ""
 }
 
 // LearnedAddress is an address of a name.
@@ -2281,7 +2386,9 @@ type ForgetNamesRequest struct {
 	// Only remove this address; empty: all addresses.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// Only return what would be removed.
-	ValidateOnly  bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	ValidateOnly bool `protobuf:"varint,3,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Only remove what is for the pods of this namespace alone. Unset: remove it for all pods.
+	Namespace     *string `protobuf:"bytes,4,opt,name=namespace,proto3,oneof" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2335,6 +2442,13 @@ func (x *ForgetNamesRequest) GetValidateOnly() bool {
 		return x.ValidateOnly
 	}
 	return false
+}
+
+func (x *ForgetNamesRequest) GetNamespace() string {
+	if x != nil && x.Namespace != nil {
+		return *x.Namespace
+	}
+	return ""
 }
 
 // ForgetNamesResponse is the answer of ForgetNames.
@@ -2471,7 +2585,9 @@ type ExplainRequest struct {
 	// only by their number.
 	Protocol v12.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Destination port; type << 8 | code for ICMP and ICMPv6.
-	Port          uint32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	Port uint32 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`
+	// DNS name for which the sender asks the receiver; empty: none. The answer then explains the query, too.
+	DnsName       string `protobuf:"bytes,5,opt,name=dns_name,json=dnsName,proto3" json:"dns_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2534,6 +2650,13 @@ func (x *ExplainRequest) GetPort() uint32 {
 	return 0
 }
 
+func (x *ExplainRequest) GetDnsName() string {
+	if x != nil {
+		return x.DnsName
+	}
+	return ""
+}
+
 // ExplainResponse is the answer of Explain.
 type ExplainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2545,7 +2668,9 @@ type ExplainResponse struct {
 	// Verdict of the receiver's policy; unset if the receiver is not a workload.
 	Ingress *SideExplanation `protobuf:"bytes,3,opt,name=ingress,proto3" json:"ingress,omitempty"`
 	// Policy revision.
-	Revision      uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The query for dns_name; unset without dns_name, or if the sender is not a workload.
+	Dns           *LookupExplanation `protobuf:"bytes,5,opt,name=dns,proto3" json:"dns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2608,6 +2733,142 @@ func (x *ExplainResponse) GetRevision() uint64 {
 	return 0
 }
 
+func (x *ExplainResponse) GetDns() *LookupExplanation {
+	if x != nil {
+		return x.Dns
+	}
+	return nil
+}
+
+// LookupExplanation is what happens to a DNS query, and to which addresses of the name its sender may connect.
+type LookupExplanation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name in lower case, with the final dot.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// What happens to the query.
+	Outcome QueryOutcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=sluice.policy.v1.QueryOutcome" json:"outcome,omitempty"`
+	// The first 256 rules of the sender's policy that select the name by toFQDNs or domainNames, in order of evaluation.
+	Rules []*MatchingRule `protobuf:"bytes,3,rep,name=rules,proto3" json:"rules,omitempty"`
+	// Learned addresses of the name, at most 1,024, sorted.
+	Addresses     []*ReachableAddress `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LookupExplanation) Reset() {
+	*x = LookupExplanation{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LookupExplanation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LookupExplanation) ProtoMessage() {}
+
+func (x *LookupExplanation) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LookupExplanation.ProtoReflect.Descriptor instead.
+func (*LookupExplanation) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *LookupExplanation) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LookupExplanation) GetOutcome() QueryOutcome {
+	if x != nil {
+		return x.Outcome
+	}
+	return QueryOutcome_QUERY_OUTCOME_UNSPECIFIED
+}
+
+func (x *LookupExplanation) GetRules() []*MatchingRule {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
+func (x *LookupExplanation) GetAddresses() []*ReachableAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+// ReachableAddress is a learned address of a name, and the ports at which the sender may connect to it.
+type ReachableAddress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Ports of the rules that select the name, such as "TCP/443", at which the policies allow the connection. A range is
+	// listed if its first port is allowed. Only the first 32 ranges are evaluated, and no named ports. Empty: none.
+	Ports         []string `protobuf:"bytes,2,rep,name=ports,proto3" json:"ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReachableAddress) Reset() {
+	*x = ReachableAddress{}
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReachableAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReachableAddress) ProtoMessage() {}
+
+func (x *ReachableAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReachableAddress.ProtoReflect.Descriptor instead.
+func (*ReachableAddress) Descriptor() ([]byte, []int) {
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ReachableAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ReachableAddress) GetPorts() []string {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
 // SideExplanation is the verdict of one side on a connection, with the reasons.
 type SideExplanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2637,7 +2898,7 @@ type SideExplanation struct {
 
 func (x *SideExplanation) Reset() {
 	*x = SideExplanation{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +2910,7 @@ func (x *SideExplanation) String() string {
 func (*SideExplanation) ProtoMessage() {}
 
 func (x *SideExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[32]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +2923,7 @@ func (x *SideExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideExplanation.ProtoReflect.Descriptor instead.
 func (*SideExplanation) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{32}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SideExplanation) GetSubject() uint32 {
@@ -2749,14 +3010,17 @@ type MatchingRule struct {
 	// Summary of the rule in one line.
 	Text string `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
 	// Whether this rule decided.
-	Decides       bool `protobuf:"varint,6,opt,name=decides,proto3" json:"decides,omitempty"`
+	Decides bool `protobuf:"varint,6,opt,name=decides,proto3" json:"decides,omitempty"`
+	// For a connection with dns_name: whether the rule allows queries for the name. Unset for rules that do not decide
+	// about names.
+	AllowsName    *bool `protobuf:"varint,7,opt,name=allows_name,json=allowsName,proto3,oneof" json:"allows_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MatchingRule) Reset() {
 	*x = MatchingRule{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2768,7 +3032,7 @@ func (x *MatchingRule) String() string {
 func (*MatchingRule) ProtoMessage() {}
 
 func (x *MatchingRule) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[33]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2781,7 +3045,7 @@ func (x *MatchingRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchingRule.ProtoReflect.Descriptor instead.
 func (*MatchingRule) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{33}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MatchingRule) GetNumber() uint32 {
@@ -2826,6 +3090,13 @@ func (x *MatchingRule) GetDecides() bool {
 	return false
 }
 
+func (x *MatchingRule) GetAllowsName() bool {
+	if x != nil && x.AllowsName != nil {
+		return *x.AllowsName
+	}
+	return false
+}
+
 // DiffRequest is the input of Diff.
 type DiffRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2843,7 +3114,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3126,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[34]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3139,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{34}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DiffRequest) GetManifests() []byte {
@@ -2918,7 +3189,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2930,7 +3201,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[35]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2943,7 +3214,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{35}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DiffResponse) GetSubject() uint32 {
@@ -2997,7 +3268,7 @@ type DiffPeer struct {
 
 func (x *DiffPeer) Reset() {
 	*x = DiffPeer{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3009,7 +3280,7 @@ func (x *DiffPeer) String() string {
 func (*DiffPeer) ProtoMessage() {}
 
 func (x *DiffPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[36]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3293,7 @@ func (x *DiffPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPeer.ProtoReflect.Descriptor instead.
 func (*DiffPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{36}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DiffPeer) GetIdentity() uint32 {
@@ -3067,7 +3338,7 @@ type DiffPorts struct {
 
 func (x *DiffPorts) Reset() {
 	*x = DiffPorts{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3350,7 @@ func (x *DiffPorts) String() string {
 func (*DiffPorts) ProtoMessage() {}
 
 func (x *DiffPorts) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[37]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +3363,7 @@ func (x *DiffPorts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffPorts.ProtoReflect.Descriptor instead.
 func (*DiffPorts) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{37}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DiffPorts) GetFirstProtocol() uint32 {
@@ -3146,7 +3417,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3158,7 +3429,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[38]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3171,7 +3442,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{38}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{40}
 }
 
 // GetStatusResponse is the answer of GetStatus.
@@ -3216,7 +3487,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3499,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[39]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3241,7 +3512,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{39}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetStatusResponse) GetService() *v13.ServiceStatus {
@@ -3371,7 +3642,7 @@ type SourceStatus struct {
 
 func (x *SourceStatus) Reset() {
 	*x = SourceStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3654,7 @@ func (x *SourceStatus) String() string {
 func (*SourceStatus) ProtoMessage() {}
 
 func (x *SourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[40]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3396,7 +3667,7 @@ func (x *SourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SourceStatus.ProtoReflect.Descriptor instead.
 func (*SourceStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{40}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *SourceStatus) GetName() string {
@@ -3466,7 +3737,7 @@ type SubscriberStatus struct {
 
 func (x *SubscriberStatus) Reset() {
 	*x = SubscriberStatus{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3749,7 @@ func (x *SubscriberStatus) String() string {
 func (*SubscriberStatus) ProtoMessage() {}
 
 func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[41]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3762,7 @@ func (x *SubscriberStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscriberStatus.ProtoReflect.Descriptor instead.
 func (*SubscriberStatus) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{41}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SubscriberStatus) GetName() string {
@@ -3561,7 +3832,7 @@ type HoldAddressesRequest struct {
 
 func (x *HoldAddressesRequest) Reset() {
 	*x = HoldAddressesRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3573,7 +3844,7 @@ func (x *HoldAddressesRequest) String() string {
 func (*HoldAddressesRequest) ProtoMessage() {}
 
 func (x *HoldAddressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[42]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3586,7 +3857,7 @@ func (x *HoldAddressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldAddressesRequest.ProtoReflect.Descriptor instead.
 func (*HoldAddressesRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{42}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *HoldAddressesRequest) GetInUse() []string {
@@ -3607,7 +3878,7 @@ type HoldAddressesResponse struct {
 
 func (x *HoldAddressesResponse) Reset() {
 	*x = HoldAddressesResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3619,7 +3890,7 @@ func (x *HoldAddressesResponse) String() string {
 func (*HoldAddressesResponse) ProtoMessage() {}
 
 func (x *HoldAddressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[43]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3632,7 +3903,7 @@ func (x *HoldAddressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HoldAddressesResponse.ProtoReflect.Descriptor instead.
 func (*HoldAddressesResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{43}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *HoldAddressesResponse) GetExpiring() []string {
@@ -3655,7 +3926,7 @@ type AcceptWithoutFileRequest struct {
 
 func (x *AcceptWithoutFileRequest) Reset() {
 	*x = AcceptWithoutFileRequest{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3667,7 +3938,7 @@ func (x *AcceptWithoutFileRequest) String() string {
 func (*AcceptWithoutFileRequest) ProtoMessage() {}
 
 func (x *AcceptWithoutFileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[44]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3680,7 +3951,7 @@ func (x *AcceptWithoutFileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptWithoutFileRequest.ProtoReflect.Descriptor instead.
 func (*AcceptWithoutFileRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{44}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AcceptWithoutFileRequest) GetFile() string {
@@ -3712,7 +3983,7 @@ type AcceptWithoutFileResponse struct {
 
 func (x *AcceptWithoutFileResponse) Reset() {
 	*x = AcceptWithoutFileResponse{}
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[45]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +3995,7 @@ func (x *AcceptWithoutFileResponse) String() string {
 func (*AcceptWithoutFileResponse) ProtoMessage() {}
 
 func (x *AcceptWithoutFileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_policy_v1_policy_proto_msgTypes[45]
+	mi := &file_sluice_policy_v1_policy_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +4008,7 @@ func (x *AcceptWithoutFileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptWithoutFileResponse.ProtoReflect.Descriptor instead.
 func (*AcceptWithoutFileResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{45}
+	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AcceptWithoutFileResponse) GetFile() string {
@@ -3889,33 +4160,44 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\taddresses\x18\x02 \x03(\tB\x15\xbaH\x12\x92\x01\x0f\b\x01\x10\x80\x02\"\br\x06\xba\x01\x01%p\x01R\taddresses\x12+\n" +
 	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12#\n" +
 	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\x121\n" +
-	"\x05asker\x18\x05 \x01(\v2\x1b.sluice.policy.v1.NameAskerR\x05asker\"X\n" +
+	"\x05asker\x18\x05 \x01(\v2\x1b.sluice.policy.v1.NameAskerR\x05asker\"\xaf\x01\n" +
 	"\tNameAsker\x12)\n" +
 	"\bendpoint\x18\x01 \x01(\rB\r\xbaH\n" +
 	"*\b\x10\xff\xff\xff\xff\x0f(\x01R\bendpoint\x12 \n" +
-	"\x06tenant\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06tenant\"(\n" +
+	"\x06tenant\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06tenant\x12+\n" +
+	"\tnamespace\x18\x03 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01H\x00R\tnamespace\x88\x01\x01\x12\x1a\n" +
+	"\bidentity\x18\x04 \x01(\rR\bidentityB\f\n" +
+	"\n" +
+	"_namespace\"K\n" +
 	"\x12LearnNamesResponse\x12\x12\n" +
-	"\x04used\x18\x01 \x01(\bR\x04used\"`\n" +
+	"\x04used\x18\x01 \x01(\bR\x04used\x12!\n" +
+	"\fnot_selected\x18\x02 \x01(\bR\vnotSelected\"`\n" +
 	"\x10ListNamesRequest\x12\"\n" +
 	"\apattern\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x01R\apattern\x12(\n" +
 	"\aaddress\x18\x02 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\aaddress\"F\n" +
 	"\x11ListNamesResponse\x121\n" +
-	"\x04name\x18\x01 \x01(\v2\x1d.sluice.policy.v1.LearnedNameR\x04name\"\xc4\x01\n" +
+	"\x04name\x18\x01 \x01(\v2\x1d.sluice.policy.v1.LearnedNameR\x04name\"\xf5\x01\n" +
 	"\vLearnedName\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12>\n" +
 	"\taddresses\x18\x02 \x03(\v2 .sluice.policy.v1.LearnedAddressR\taddresses\x125\n" +
 	"\aused_by\x18\x03 \x03(\v2\x1c.sluice.policy.v1.RuleSourceR\x06usedBy\x12*\n" +
-	"\x11omitted_use_count\x18\x04 \x01(\rR\x0fomittedUseCount\"\xa4\x01\n" +
+	"\x11omitted_use_count\x18\x04 \x01(\rR\x0fomittedUseCount\x12!\n" +
+	"\tnamespace\x18\x05 \x01(\tH\x00R\tnamespace\x88\x01\x01B\f\n" +
+	"\n" +
+	"_namespace\"\xa4\x01\n" +
 	"\x0eLearnedAddress\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12;\n" +
 	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x12;\n" +
 	"\vforget_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"forgetTime\"\x87\x01\n" +
+	"forgetTime\"\xc2\x01\n" +
 	"\x12ForgetNamesRequest\x12\"\n" +
 	"\apattern\x18\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xff\x01R\apattern\x12(\n" +
 	"\aaddress\x18\x02 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\aaddress\x12#\n" +
-	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\"Y\n" +
+	"\rvalidate_only\x18\x03 \x01(\bR\fvalidateOnly\x12+\n" +
+	"\tnamespace\x18\x04 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01H\x00R\tnamespace\x88\x01\x01B\f\n" +
+	"\n" +
+	"_namespace\"Y\n" +
 	"\x13ForgetNamesResponse\x12\x1d\n" +
 	"\n" +
 	"name_count\x18\x01 \x01(\rR\tnameCount\x12#\n" +
@@ -3924,18 +4206,28 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\bidentity\x18\x01 \x01(\rB\n" +
 	"\xbaH\a*\x05\x18\xff\xff\xff\aR\bidentity\x12<\n" +
 	"\x06labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\x06labels\x12(\n" +
-	"\aaddress\x18\x03 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\aaddress\"\x8c\x02\n" +
+	"\aaddress\x18\x03 \x01(\tB\x0e\xbaH\v\xd8\x01\x01r\x06\xba\x01\x01%p\x01R\aaddress\"\xb1\x02\n" +
 	"\x0eExplainRequest\x122\n" +
 	"\x04from\x18\x01 \x01(\v2\x16.sluice.policy.v1.PeerB\x06\xbaH\x03\xc8\x01\x01R\x04from\x12.\n" +
 	"\x02to\x18\x02 \x01(\v2\x16.sluice.policy.v1.PeerB\x06\xbaH\x03\xc8\x01\x01R\x02to\x12w\n" +
 	"\bprotocol\x18\x03 \x01(\x0e2\x17.sluice.net.v1.ProtocolBB\xbaH?\xba\x01<\n" +
 	"\x0eprotocol_range\x12\x10must be 1 to 255\x1a\x18this >= 1 && this <= 255R\bprotocol\x12\x1d\n" +
-	"\x04port\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x04port\"\xd9\x01\n" +
+	"\x04port\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\x04port\x12#\n" +
+	"\bdns_name\x18\x05 \x01(\tB\b\xbaH\x05r\x03\x18\xfe\x01R\adnsName\"\x90\x02\n" +
 	"\x0fExplainResponse\x122\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x18.sluice.policy.v1.ActionR\averdict\x129\n" +
 	"\x06egress\x18\x02 \x01(\v2!.sluice.policy.v1.SideExplanationR\x06egress\x12;\n" +
 	"\aingress\x18\x03 \x01(\v2!.sluice.policy.v1.SideExplanationR\aingress\x12\x1a\n" +
-	"\brevision\x18\x04 \x01(\x04R\brevision\"\xbe\x03\n" +
+	"\brevision\x18\x04 \x01(\x04R\brevision\x125\n" +
+	"\x03dns\x18\x05 \x01(\v2#.sluice.policy.v1.LookupExplanationR\x03dns\"\xd9\x01\n" +
+	"\x11LookupExplanation\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x128\n" +
+	"\aoutcome\x18\x02 \x01(\x0e2\x1e.sluice.policy.v1.QueryOutcomeR\aoutcome\x124\n" +
+	"\x05rules\x18\x03 \x03(\v2\x1e.sluice.policy.v1.MatchingRuleR\x05rules\x12@\n" +
+	"\taddresses\x18\x04 \x03(\v2\".sluice.policy.v1.ReachableAddressR\taddresses\"B\n" +
+	"\x10ReachableAddress\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05ports\x18\x02 \x03(\tR\x05ports\"\xbe\x03\n" +
 	"\x0fSideExplanation\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\rR\asubject\x12@\n" +
 	"\x0esubject_labels\x18\x02 \x03(\v2\x19.sluice.workload.v1.LabelR\rsubjectLabels\x12\x12\n" +
@@ -3949,14 +4241,17 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x04rule\x18\b \x01(\rR\x04rule\x12\x1a\n" +
 	"\benforced\x18\t \x01(\bR\benforced\x128\n" +
 	"\amatches\x18\n" +
-	" \x03(\v2\x1e.sluice.policy.v1.MatchingRuleR\amatches\"\xea\x01\n" +
+	" \x03(\v2\x1e.sluice.policy.v1.MatchingRuleR\amatches\"\xa0\x02\n" +
 	"\fMatchingRule\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x120\n" +
 	"\x06action\x18\x02 \x01(\x0e2\x18.sluice.policy.v1.ActionR\x06action\x12*\n" +
 	"\x04tier\x18\x03 \x01(\x0e2\x16.sluice.policy.v1.TierR\x04tier\x126\n" +
 	"\asources\x18\x04 \x03(\v2\x1c.sluice.policy.v1.RuleSourceR\asources\x12\x12\n" +
 	"\x04text\x18\x05 \x01(\tR\x04text\x12\x18\n" +
-	"\adecides\x18\x06 \x01(\bR\adecides\"\xe1\x01\n" +
+	"\adecides\x18\x06 \x01(\bR\adecides\x12$\n" +
+	"\vallows_name\x18\a \x01(\bH\x00R\n" +
+	"allowsName\x88\x01\x01B\x0e\n" +
+	"\f_allows_name\"\xe1\x01\n" +
 	"\vDiffRequest\x12(\n" +
 	"\tmanifests\x18\x01 \x01(\fB\n" +
 	"\xbaH\az\x05\x18\x80\x80\xc0\x01R\tmanifests\x125\n" +
@@ -4071,7 +4366,14 @@ const file_sluice_policy_v1_policy_proto_rawDesc = "" +
 	"\x14CHANGE_TYPE_REPLACED\x10\x02\x12\x19\n" +
 	"\x15CHANGE_TYPE_UNCHANGED\x10\x03\x12\x17\n" +
 	"\x13CHANGE_TYPE_DELETED\x10\x04\x12\x16\n" +
-	"\x12CHANGE_TYPE_ABSENT\x10\x05*\x8b\x01\n" +
+	"\x12CHANGE_TYPE_ABSENT\x10\x05*\xba\x01\n" +
+	"\fQueryOutcome\x12\x1d\n" +
+	"\x19QUERY_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14QUERY_OUTCOME_DENIED\x10\x01\x12\x19\n" +
+	"\x15QUERY_OUTCOME_ALLOWED\x10\x02\x12\x19\n" +
+	"\x15QUERY_OUTCOME_REFUSED\x10\x03\x12\x1f\n" +
+	"\x1bQUERY_OUTCOME_NOT_EVALUATED\x10\x04\x12\x1a\n" +
+	"\x16QUERY_OUTCOME_NO_PROXY\x10\x05*\x8b\x01\n" +
 	"\n" +
 	"SourceKind\x12\x1b\n" +
 	"\x17SOURCE_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
@@ -4113,176 +4415,183 @@ func file_sluice_policy_v1_policy_proto_rawDescGZIP() []byte {
 	return file_sluice_policy_v1_policy_proto_rawDescData
 }
 
-var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_sluice_policy_v1_policy_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_sluice_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_sluice_policy_v1_policy_proto_goTypes = []any{
 	(ErrorReason)(0),                  // 0: sluice.policy.v1.ErrorReason
 	(PolicyNoteKind)(0),               // 1: sluice.policy.v1.PolicyNoteKind
 	(ChangeType)(0),                   // 2: sluice.policy.v1.ChangeType
-	(SourceKind)(0),                   // 3: sluice.policy.v1.SourceKind
-	(*PolicyKey)(nil),                 // 4: sluice.policy.v1.PolicyKey
-	(*UpsertPoliciesRequest)(nil),     // 5: sluice.policy.v1.UpsertPoliciesRequest
-	(*UpsertPoliciesResponse)(nil),    // 6: sluice.policy.v1.UpsertPoliciesResponse
-	(*ReplacePoliciesRequest)(nil),    // 7: sluice.policy.v1.ReplacePoliciesRequest
-	(*ReplacePoliciesResponse)(nil),   // 8: sluice.policy.v1.ReplacePoliciesResponse
-	(*CompleteSourceRequest)(nil),     // 9: sluice.policy.v1.CompleteSourceRequest
-	(*CompleteSourceResponse)(nil),    // 10: sluice.policy.v1.CompleteSourceResponse
-	(*PolicyChange)(nil),              // 11: sluice.policy.v1.PolicyChange
-	(*PolicyNote)(nil),                // 12: sluice.policy.v1.PolicyNote
-	(*DeletePoliciesRequest)(nil),     // 13: sluice.policy.v1.DeletePoliciesRequest
-	(*DeletePoliciesResponse)(nil),    // 14: sluice.policy.v1.DeletePoliciesResponse
-	(*ConfirmPoliciesRequest)(nil),    // 15: sluice.policy.v1.ConfirmPoliciesRequest
-	(*ConfirmPoliciesResponse)(nil),   // 16: sluice.policy.v1.ConfirmPoliciesResponse
-	(*ListPoliciesRequest)(nil),       // 17: sluice.policy.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),      // 18: sluice.policy.v1.ListPoliciesResponse
-	(*Policy)(nil),                    // 19: sluice.policy.v1.Policy
-	(*GetPolicyTableRequest)(nil),     // 20: sluice.policy.v1.GetPolicyTableRequest
-	(*GetPolicyTableResponse)(nil),    // 21: sluice.policy.v1.GetPolicyTableResponse
-	(*WaitForRevisionRequest)(nil),    // 22: sluice.policy.v1.WaitForRevisionRequest
-	(*WaitForRevisionResponse)(nil),   // 23: sluice.policy.v1.WaitForRevisionResponse
-	(*LearnNamesRequest)(nil),         // 24: sluice.policy.v1.LearnNamesRequest
-	(*NameAsker)(nil),                 // 25: sluice.policy.v1.NameAsker
-	(*LearnNamesResponse)(nil),        // 26: sluice.policy.v1.LearnNamesResponse
-	(*ListNamesRequest)(nil),          // 27: sluice.policy.v1.ListNamesRequest
-	(*ListNamesResponse)(nil),         // 28: sluice.policy.v1.ListNamesResponse
-	(*LearnedName)(nil),               // 29: sluice.policy.v1.LearnedName
-	(*LearnedAddress)(nil),            // 30: sluice.policy.v1.LearnedAddress
-	(*ForgetNamesRequest)(nil),        // 31: sluice.policy.v1.ForgetNamesRequest
-	(*ForgetNamesResponse)(nil),       // 32: sluice.policy.v1.ForgetNamesResponse
-	(*Peer)(nil),                      // 33: sluice.policy.v1.Peer
-	(*ExplainRequest)(nil),            // 34: sluice.policy.v1.ExplainRequest
-	(*ExplainResponse)(nil),           // 35: sluice.policy.v1.ExplainResponse
-	(*SideExplanation)(nil),           // 36: sluice.policy.v1.SideExplanation
-	(*MatchingRule)(nil),              // 37: sluice.policy.v1.MatchingRule
-	(*DiffRequest)(nil),               // 38: sluice.policy.v1.DiffRequest
-	(*DiffResponse)(nil),              // 39: sluice.policy.v1.DiffResponse
-	(*DiffPeer)(nil),                  // 40: sluice.policy.v1.DiffPeer
-	(*DiffPorts)(nil),                 // 41: sluice.policy.v1.DiffPorts
-	(*GetStatusRequest)(nil),          // 42: sluice.policy.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),         // 43: sluice.policy.v1.GetStatusResponse
-	(*SourceStatus)(nil),              // 44: sluice.policy.v1.SourceStatus
-	(*SubscriberStatus)(nil),          // 45: sluice.policy.v1.SubscriberStatus
-	(*HoldAddressesRequest)(nil),      // 46: sluice.policy.v1.HoldAddressesRequest
-	(*HoldAddressesResponse)(nil),     // 47: sluice.policy.v1.HoldAddressesResponse
-	(*AcceptWithoutFileRequest)(nil),  // 48: sluice.policy.v1.AcceptWithoutFileRequest
-	(*AcceptWithoutFileResponse)(nil), // 49: sluice.policy.v1.AcceptWithoutFileResponse
-	(*timestamppb.Timestamp)(nil),     // 50: google.protobuf.Timestamp
-	(*PolicyTable)(nil),               // 51: sluice.policy.v1.PolicyTable
-	(*RuleSources)(nil),               // 52: sluice.policy.v1.RuleSources
-	(*v1.StoreRevision)(nil),          // 53: sluice.identity.v1.StoreRevision
-	(*durationpb.Duration)(nil),       // 54: google.protobuf.Duration
-	(*RuleSource)(nil),                // 55: sluice.policy.v1.RuleSource
-	(*v11.Label)(nil),                 // 56: sluice.workload.v1.Label
-	(v12.Protocol)(0),                 // 57: sluice.net.v1.Protocol
-	(Action)(0),                       // 58: sluice.policy.v1.Action
-	(v12.Proxy)(0),                    // 59: sluice.net.v1.Proxy
-	(v12.DecidedBy)(0),                // 60: sluice.net.v1.DecidedBy
-	(Tier)(0),                         // 61: sluice.policy.v1.Tier
-	(v12.Direction)(0),                // 62: sluice.net.v1.Direction
-	(*v13.ServiceStatus)(nil),         // 63: sluice.status.v1.ServiceStatus
-	(*WatchPolicyTablesRequest)(nil),  // 64: sluice.policy.v1.WatchPolicyTablesRequest
-	(*WatchRuleSetsRequest)(nil),      // 65: sluice.policy.v1.WatchRuleSetsRequest
-	(*WatchPolicyTablesResponse)(nil), // 66: sluice.policy.v1.WatchPolicyTablesResponse
-	(*WatchRuleSetsResponse)(nil),     // 67: sluice.policy.v1.WatchRuleSetsResponse
+	(QueryOutcome)(0),                 // 3: sluice.policy.v1.QueryOutcome
+	(SourceKind)(0),                   // 4: sluice.policy.v1.SourceKind
+	(*PolicyKey)(nil),                 // 5: sluice.policy.v1.PolicyKey
+	(*UpsertPoliciesRequest)(nil),     // 6: sluice.policy.v1.UpsertPoliciesRequest
+	(*UpsertPoliciesResponse)(nil),    // 7: sluice.policy.v1.UpsertPoliciesResponse
+	(*ReplacePoliciesRequest)(nil),    // 8: sluice.policy.v1.ReplacePoliciesRequest
+	(*ReplacePoliciesResponse)(nil),   // 9: sluice.policy.v1.ReplacePoliciesResponse
+	(*CompleteSourceRequest)(nil),     // 10: sluice.policy.v1.CompleteSourceRequest
+	(*CompleteSourceResponse)(nil),    // 11: sluice.policy.v1.CompleteSourceResponse
+	(*PolicyChange)(nil),              // 12: sluice.policy.v1.PolicyChange
+	(*PolicyNote)(nil),                // 13: sluice.policy.v1.PolicyNote
+	(*DeletePoliciesRequest)(nil),     // 14: sluice.policy.v1.DeletePoliciesRequest
+	(*DeletePoliciesResponse)(nil),    // 15: sluice.policy.v1.DeletePoliciesResponse
+	(*ConfirmPoliciesRequest)(nil),    // 16: sluice.policy.v1.ConfirmPoliciesRequest
+	(*ConfirmPoliciesResponse)(nil),   // 17: sluice.policy.v1.ConfirmPoliciesResponse
+	(*ListPoliciesRequest)(nil),       // 18: sluice.policy.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),      // 19: sluice.policy.v1.ListPoliciesResponse
+	(*Policy)(nil),                    // 20: sluice.policy.v1.Policy
+	(*GetPolicyTableRequest)(nil),     // 21: sluice.policy.v1.GetPolicyTableRequest
+	(*GetPolicyTableResponse)(nil),    // 22: sluice.policy.v1.GetPolicyTableResponse
+	(*WaitForRevisionRequest)(nil),    // 23: sluice.policy.v1.WaitForRevisionRequest
+	(*WaitForRevisionResponse)(nil),   // 24: sluice.policy.v1.WaitForRevisionResponse
+	(*LearnNamesRequest)(nil),         // 25: sluice.policy.v1.LearnNamesRequest
+	(*NameAsker)(nil),                 // 26: sluice.policy.v1.NameAsker
+	(*LearnNamesResponse)(nil),        // 27: sluice.policy.v1.LearnNamesResponse
+	(*ListNamesRequest)(nil),          // 28: sluice.policy.v1.ListNamesRequest
+	(*ListNamesResponse)(nil),         // 29: sluice.policy.v1.ListNamesResponse
+	(*LearnedName)(nil),               // 30: sluice.policy.v1.LearnedName
+	(*LearnedAddress)(nil),            // 31: sluice.policy.v1.LearnedAddress
+	(*ForgetNamesRequest)(nil),        // 32: sluice.policy.v1.ForgetNamesRequest
+	(*ForgetNamesResponse)(nil),       // 33: sluice.policy.v1.ForgetNamesResponse
+	(*Peer)(nil),                      // 34: sluice.policy.v1.Peer
+	(*ExplainRequest)(nil),            // 35: sluice.policy.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 36: sluice.policy.v1.ExplainResponse
+	(*LookupExplanation)(nil),         // 37: sluice.policy.v1.LookupExplanation
+	(*ReachableAddress)(nil),          // 38: sluice.policy.v1.ReachableAddress
+	(*SideExplanation)(nil),           // 39: sluice.policy.v1.SideExplanation
+	(*MatchingRule)(nil),              // 40: sluice.policy.v1.MatchingRule
+	(*DiffRequest)(nil),               // 41: sluice.policy.v1.DiffRequest
+	(*DiffResponse)(nil),              // 42: sluice.policy.v1.DiffResponse
+	(*DiffPeer)(nil),                  // 43: sluice.policy.v1.DiffPeer
+	(*DiffPorts)(nil),                 // 44: sluice.policy.v1.DiffPorts
+	(*GetStatusRequest)(nil),          // 45: sluice.policy.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),         // 46: sluice.policy.v1.GetStatusResponse
+	(*SourceStatus)(nil),              // 47: sluice.policy.v1.SourceStatus
+	(*SubscriberStatus)(nil),          // 48: sluice.policy.v1.SubscriberStatus
+	(*HoldAddressesRequest)(nil),      // 49: sluice.policy.v1.HoldAddressesRequest
+	(*HoldAddressesResponse)(nil),     // 50: sluice.policy.v1.HoldAddressesResponse
+	(*AcceptWithoutFileRequest)(nil),  // 51: sluice.policy.v1.AcceptWithoutFileRequest
+	(*AcceptWithoutFileResponse)(nil), // 52: sluice.policy.v1.AcceptWithoutFileResponse
+	(*timestamppb.Timestamp)(nil),     // 53: google.protobuf.Timestamp
+	(*PolicyTable)(nil),               // 54: sluice.policy.v1.PolicyTable
+	(*RuleSources)(nil),               // 55: sluice.policy.v1.RuleSources
+	(*v1.StoreRevision)(nil),          // 56: sluice.identity.v1.StoreRevision
+	(*durationpb.Duration)(nil),       // 57: google.protobuf.Duration
+	(*RuleSource)(nil),                // 58: sluice.policy.v1.RuleSource
+	(*v11.Label)(nil),                 // 59: sluice.workload.v1.Label
+	(v12.Protocol)(0),                 // 60: sluice.net.v1.Protocol
+	(Action)(0),                       // 61: sluice.policy.v1.Action
+	(v12.Proxy)(0),                    // 62: sluice.net.v1.Proxy
+	(v12.DecidedBy)(0),                // 63: sluice.net.v1.DecidedBy
+	(Tier)(0),                         // 64: sluice.policy.v1.Tier
+	(v12.Direction)(0),                // 65: sluice.net.v1.Direction
+	(*v13.ServiceStatus)(nil),         // 66: sluice.status.v1.ServiceStatus
+	(*WatchPolicyTablesRequest)(nil),  // 67: sluice.policy.v1.WatchPolicyTablesRequest
+	(*WatchRuleSetsRequest)(nil),      // 68: sluice.policy.v1.WatchRuleSetsRequest
+	(*WatchPolicyTablesResponse)(nil), // 69: sluice.policy.v1.WatchPolicyTablesResponse
+	(*WatchRuleSetsResponse)(nil),     // 70: sluice.policy.v1.WatchRuleSetsResponse
 }
 var file_sluice_policy_v1_policy_proto_depIdxs = []int32{
-	11, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	11, // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	11, // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	4,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
+	12, // 0: sluice.policy.v1.UpsertPoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	12, // 1: sluice.policy.v1.ReplacePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	12, // 2: sluice.policy.v1.CompleteSourceResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	5,  // 3: sluice.policy.v1.PolicyChange.key:type_name -> sluice.policy.v1.PolicyKey
 	2,  // 4: sluice.policy.v1.PolicyChange.type:type_name -> sluice.policy.v1.ChangeType
-	12, // 5: sluice.policy.v1.PolicyChange.notes:type_name -> sluice.policy.v1.PolicyNote
+	13, // 5: sluice.policy.v1.PolicyChange.notes:type_name -> sluice.policy.v1.PolicyNote
 	1,  // 6: sluice.policy.v1.PolicyNote.kind:type_name -> sluice.policy.v1.PolicyNoteKind
-	4,  // 7: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
-	11, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
-	19, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
-	4,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
-	50, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
-	12, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
-	51, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
-	51, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
-	52, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
-	52, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
-	53, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	53, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	54, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
-	25, // 20: sluice.policy.v1.LearnNamesRequest.asker:type_name -> sluice.policy.v1.NameAsker
-	29, // 21: sluice.policy.v1.ListNamesResponse.name:type_name -> sluice.policy.v1.LearnedName
-	30, // 22: sluice.policy.v1.LearnedName.addresses:type_name -> sluice.policy.v1.LearnedAddress
-	55, // 23: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
-	50, // 24: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
-	50, // 25: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
-	56, // 26: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
-	33, // 27: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
-	33, // 28: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
-	57, // 29: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	58, // 30: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
-	36, // 31: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
-	36, // 32: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
-	56, // 33: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
-	56, // 34: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
-	58, // 35: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
-	59, // 36: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
-	60, // 37: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
-	37, // 38: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
-	58, // 39: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
-	61, // 40: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
-	55, // 41: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
-	4,  // 42: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
-	56, // 43: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
-	62, // 44: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
-	40, // 45: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
-	41, // 46: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
-	56, // 47: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
-	58, // 48: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
-	58, // 49: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
-	63, // 50: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
-	44, // 51: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
-	45, // 52: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
-	53, // 53: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	3,  // 54: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
-	53, // 55: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	5,  // 56: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
-	13, // 57: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
-	7,  // 58: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
-	9,  // 59: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
-	15, // 60: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
-	17, // 61: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
-	20, // 62: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
-	64, // 63: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
-	65, // 64: sluice.policy.v1.PolicyService.WatchRuleSets:input_type -> sluice.policy.v1.WatchRuleSetsRequest
-	22, // 65: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
-	24, // 66: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
-	27, // 67: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
-	31, // 68: sluice.policy.v1.PolicyService.ForgetNames:input_type -> sluice.policy.v1.ForgetNamesRequest
-	34, // 69: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
-	38, // 70: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
-	42, // 71: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
-	46, // 72: sluice.policy.v1.PolicyService.HoldAddresses:input_type -> sluice.policy.v1.HoldAddressesRequest
-	48, // 73: sluice.policy.v1.PolicyService.AcceptWithoutFile:input_type -> sluice.policy.v1.AcceptWithoutFileRequest
-	6,  // 74: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
-	14, // 75: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
-	8,  // 76: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
-	10, // 77: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
-	16, // 78: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
-	18, // 79: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
-	21, // 80: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
-	66, // 81: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
-	67, // 82: sluice.policy.v1.PolicyService.WatchRuleSets:output_type -> sluice.policy.v1.WatchRuleSetsResponse
-	23, // 83: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
-	26, // 84: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
-	28, // 85: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
-	32, // 86: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
-	35, // 87: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
-	39, // 88: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
-	43, // 89: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
-	47, // 90: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
-	49, // 91: sluice.policy.v1.PolicyService.AcceptWithoutFile:output_type -> sluice.policy.v1.AcceptWithoutFileResponse
-	74, // [74:92] is the sub-list for method output_type
-	56, // [56:74] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	5,  // 7: sluice.policy.v1.DeletePoliciesRequest.keys:type_name -> sluice.policy.v1.PolicyKey
+	12, // 8: sluice.policy.v1.DeletePoliciesResponse.changes:type_name -> sluice.policy.v1.PolicyChange
+	20, // 9: sluice.policy.v1.ListPoliciesResponse.policy:type_name -> sluice.policy.v1.Policy
+	5,  // 10: sluice.policy.v1.Policy.key:type_name -> sluice.policy.v1.PolicyKey
+	53, // 11: sluice.policy.v1.Policy.update_time:type_name -> google.protobuf.Timestamp
+	13, // 12: sluice.policy.v1.Policy.notes:type_name -> sluice.policy.v1.PolicyNote
+	54, // 13: sluice.policy.v1.GetPolicyTableResponse.egress:type_name -> sluice.policy.v1.PolicyTable
+	54, // 14: sluice.policy.v1.GetPolicyTableResponse.ingress:type_name -> sluice.policy.v1.PolicyTable
+	55, // 15: sluice.policy.v1.GetPolicyTableResponse.egress_rules:type_name -> sluice.policy.v1.RuleSources
+	55, // 16: sluice.policy.v1.GetPolicyTableResponse.ingress_rules:type_name -> sluice.policy.v1.RuleSources
+	56, // 17: sluice.policy.v1.GetPolicyTableResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	56, // 18: sluice.policy.v1.WaitForRevisionResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	57, // 19: sluice.policy.v1.LearnNamesRequest.ttl:type_name -> google.protobuf.Duration
+	26, // 20: sluice.policy.v1.LearnNamesRequest.asker:type_name -> sluice.policy.v1.NameAsker
+	30, // 21: sluice.policy.v1.ListNamesResponse.name:type_name -> sluice.policy.v1.LearnedName
+	31, // 22: sluice.policy.v1.LearnedName.addresses:type_name -> sluice.policy.v1.LearnedAddress
+	58, // 23: sluice.policy.v1.LearnedName.used_by:type_name -> sluice.policy.v1.RuleSource
+	53, // 24: sluice.policy.v1.LearnedAddress.expire_time:type_name -> google.protobuf.Timestamp
+	53, // 25: sluice.policy.v1.LearnedAddress.forget_time:type_name -> google.protobuf.Timestamp
+	59, // 26: sluice.policy.v1.Peer.labels:type_name -> sluice.workload.v1.Label
+	34, // 27: sluice.policy.v1.ExplainRequest.from:type_name -> sluice.policy.v1.Peer
+	34, // 28: sluice.policy.v1.ExplainRequest.to:type_name -> sluice.policy.v1.Peer
+	60, // 29: sluice.policy.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	61, // 30: sluice.policy.v1.ExplainResponse.verdict:type_name -> sluice.policy.v1.Action
+	39, // 31: sluice.policy.v1.ExplainResponse.egress:type_name -> sluice.policy.v1.SideExplanation
+	39, // 32: sluice.policy.v1.ExplainResponse.ingress:type_name -> sluice.policy.v1.SideExplanation
+	37, // 33: sluice.policy.v1.ExplainResponse.dns:type_name -> sluice.policy.v1.LookupExplanation
+	3,  // 34: sluice.policy.v1.LookupExplanation.outcome:type_name -> sluice.policy.v1.QueryOutcome
+	40, // 35: sluice.policy.v1.LookupExplanation.rules:type_name -> sluice.policy.v1.MatchingRule
+	38, // 36: sluice.policy.v1.LookupExplanation.addresses:type_name -> sluice.policy.v1.ReachableAddress
+	59, // 37: sluice.policy.v1.SideExplanation.subject_labels:type_name -> sluice.workload.v1.Label
+	59, // 38: sluice.policy.v1.SideExplanation.peer_labels:type_name -> sluice.workload.v1.Label
+	61, // 39: sluice.policy.v1.SideExplanation.action:type_name -> sluice.policy.v1.Action
+	62, // 40: sluice.policy.v1.SideExplanation.proxy:type_name -> sluice.net.v1.Proxy
+	63, // 41: sluice.policy.v1.SideExplanation.decided_by:type_name -> sluice.net.v1.DecidedBy
+	40, // 42: sluice.policy.v1.SideExplanation.matches:type_name -> sluice.policy.v1.MatchingRule
+	61, // 43: sluice.policy.v1.MatchingRule.action:type_name -> sluice.policy.v1.Action
+	64, // 44: sluice.policy.v1.MatchingRule.tier:type_name -> sluice.policy.v1.Tier
+	58, // 45: sluice.policy.v1.MatchingRule.sources:type_name -> sluice.policy.v1.RuleSource
+	5,  // 46: sluice.policy.v1.DiffRequest.delete:type_name -> sluice.policy.v1.PolicyKey
+	59, // 47: sluice.policy.v1.DiffResponse.subject_labels:type_name -> sluice.workload.v1.Label
+	65, // 48: sluice.policy.v1.DiffResponse.direction:type_name -> sluice.net.v1.Direction
+	43, // 49: sluice.policy.v1.DiffResponse.peers:type_name -> sluice.policy.v1.DiffPeer
+	44, // 50: sluice.policy.v1.DiffResponse.ports:type_name -> sluice.policy.v1.DiffPorts
+	59, // 51: sluice.policy.v1.DiffPeer.labels:type_name -> sluice.workload.v1.Label
+	61, // 52: sluice.policy.v1.DiffPorts.before:type_name -> sluice.policy.v1.Action
+	61, // 53: sluice.policy.v1.DiffPorts.after:type_name -> sluice.policy.v1.Action
+	66, // 54: sluice.policy.v1.GetStatusResponse.service:type_name -> sluice.status.v1.ServiceStatus
+	47, // 55: sluice.policy.v1.GetStatusResponse.sources:type_name -> sluice.policy.v1.SourceStatus
+	48, // 56: sluice.policy.v1.GetStatusResponse.subscribers:type_name -> sluice.policy.v1.SubscriberStatus
+	56, // 57: sluice.policy.v1.GetStatusResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	4,  // 58: sluice.policy.v1.SourceStatus.kind:type_name -> sluice.policy.v1.SourceKind
+	56, // 59: sluice.policy.v1.SubscriberStatus.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	6,  // 60: sluice.policy.v1.PolicyService.UpsertPolicies:input_type -> sluice.policy.v1.UpsertPoliciesRequest
+	14, // 61: sluice.policy.v1.PolicyService.DeletePolicies:input_type -> sluice.policy.v1.DeletePoliciesRequest
+	8,  // 62: sluice.policy.v1.PolicyService.ReplacePolicies:input_type -> sluice.policy.v1.ReplacePoliciesRequest
+	10, // 63: sluice.policy.v1.PolicyService.CompleteSource:input_type -> sluice.policy.v1.CompleteSourceRequest
+	16, // 64: sluice.policy.v1.PolicyService.ConfirmPolicies:input_type -> sluice.policy.v1.ConfirmPoliciesRequest
+	18, // 65: sluice.policy.v1.PolicyService.ListPolicies:input_type -> sluice.policy.v1.ListPoliciesRequest
+	21, // 66: sluice.policy.v1.PolicyService.GetPolicyTable:input_type -> sluice.policy.v1.GetPolicyTableRequest
+	67, // 67: sluice.policy.v1.PolicyService.WatchPolicyTables:input_type -> sluice.policy.v1.WatchPolicyTablesRequest
+	68, // 68: sluice.policy.v1.PolicyService.WatchRuleSets:input_type -> sluice.policy.v1.WatchRuleSetsRequest
+	23, // 69: sluice.policy.v1.PolicyService.WaitForRevision:input_type -> sluice.policy.v1.WaitForRevisionRequest
+	25, // 70: sluice.policy.v1.PolicyService.LearnNames:input_type -> sluice.policy.v1.LearnNamesRequest
+	28, // 71: sluice.policy.v1.PolicyService.ListNames:input_type -> sluice.policy.v1.ListNamesRequest
+	32, // 72: sluice.policy.v1.PolicyService.ForgetNames:input_type -> sluice.policy.v1.ForgetNamesRequest
+	35, // 73: sluice.policy.v1.PolicyService.Explain:input_type -> sluice.policy.v1.ExplainRequest
+	41, // 74: sluice.policy.v1.PolicyService.Diff:input_type -> sluice.policy.v1.DiffRequest
+	45, // 75: sluice.policy.v1.PolicyService.GetStatus:input_type -> sluice.policy.v1.GetStatusRequest
+	49, // 76: sluice.policy.v1.PolicyService.HoldAddresses:input_type -> sluice.policy.v1.HoldAddressesRequest
+	51, // 77: sluice.policy.v1.PolicyService.AcceptWithoutFile:input_type -> sluice.policy.v1.AcceptWithoutFileRequest
+	7,  // 78: sluice.policy.v1.PolicyService.UpsertPolicies:output_type -> sluice.policy.v1.UpsertPoliciesResponse
+	15, // 79: sluice.policy.v1.PolicyService.DeletePolicies:output_type -> sluice.policy.v1.DeletePoliciesResponse
+	9,  // 80: sluice.policy.v1.PolicyService.ReplacePolicies:output_type -> sluice.policy.v1.ReplacePoliciesResponse
+	11, // 81: sluice.policy.v1.PolicyService.CompleteSource:output_type -> sluice.policy.v1.CompleteSourceResponse
+	17, // 82: sluice.policy.v1.PolicyService.ConfirmPolicies:output_type -> sluice.policy.v1.ConfirmPoliciesResponse
+	19, // 83: sluice.policy.v1.PolicyService.ListPolicies:output_type -> sluice.policy.v1.ListPoliciesResponse
+	22, // 84: sluice.policy.v1.PolicyService.GetPolicyTable:output_type -> sluice.policy.v1.GetPolicyTableResponse
+	69, // 85: sluice.policy.v1.PolicyService.WatchPolicyTables:output_type -> sluice.policy.v1.WatchPolicyTablesResponse
+	70, // 86: sluice.policy.v1.PolicyService.WatchRuleSets:output_type -> sluice.policy.v1.WatchRuleSetsResponse
+	24, // 87: sluice.policy.v1.PolicyService.WaitForRevision:output_type -> sluice.policy.v1.WaitForRevisionResponse
+	27, // 88: sluice.policy.v1.PolicyService.LearnNames:output_type -> sluice.policy.v1.LearnNamesResponse
+	29, // 89: sluice.policy.v1.PolicyService.ListNames:output_type -> sluice.policy.v1.ListNamesResponse
+	33, // 90: sluice.policy.v1.PolicyService.ForgetNames:output_type -> sluice.policy.v1.ForgetNamesResponse
+	36, // 91: sluice.policy.v1.PolicyService.Explain:output_type -> sluice.policy.v1.ExplainResponse
+	42, // 92: sluice.policy.v1.PolicyService.Diff:output_type -> sluice.policy.v1.DiffResponse
+	46, // 93: sluice.policy.v1.PolicyService.GetStatus:output_type -> sluice.policy.v1.GetStatusResponse
+	50, // 94: sluice.policy.v1.PolicyService.HoldAddresses:output_type -> sluice.policy.v1.HoldAddressesResponse
+	52, // 95: sluice.policy.v1.PolicyService.AcceptWithoutFile:output_type -> sluice.policy.v1.AcceptWithoutFileResponse
+	78, // [78:96] is the sub-list for method output_type
+	60, // [60:78] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_sluice_policy_v1_policy_proto_init() }
@@ -4296,13 +4605,17 @@ func file_sluice_policy_v1_policy_proto_init() {
 	file_sluice_policy_v1_policy_proto_msgTypes[3].OneofWrappers = []any{}
 	file_sluice_policy_v1_policy_proto_msgTypes[9].OneofWrappers = []any{}
 	file_sluice_policy_v1_policy_proto_msgTypes[13].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[21].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[25].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[27].OneofWrappers = []any{}
+	file_sluice_policy_v1_policy_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_policy_v1_policy_proto_rawDesc), len(file_sluice_policy_v1_policy_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   46,
+			NumEnums:      5,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

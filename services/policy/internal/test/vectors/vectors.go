@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -712,7 +713,7 @@ func difference(have, want *view) engine.Change {
 	}
 	for n, a := range want.names {
 		if !slices.Equal(have.names[n], a) {
-			c.Learn = append(c.Learn, engine.Name{Name: n, Addrs: a})
+			c.Learn = append(c.Learn, engine.Name{Name: dnsname.ForAll(n), Addrs: a})
 		}
 	}
 	for a := range have.located {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/identity"
 	vectorv1 "github.com/sluice-net/sluice/proto/gen/sluice/policyvector/v1"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
@@ -128,10 +129,10 @@ func change(d scenario.Delta) engine.Change {
 		RemoveSubjects: d.RemoveSubjects, AddSubjects: d.AddSubjects, Vacate: d.Vacate,
 	}
 	for _, n := range d.Forget {
-		c.Forget = append(c.Forget, engine.Name(n))
+		c.Forget = append(c.Forget, engine.Name{Name: dnsname.ForAll(n.Name), Addrs: n.Addrs})
 	}
 	for _, n := range d.Learn {
-		c.Learn = append(c.Learn, engine.Name(n))
+		c.Learn = append(c.Learn, engine.Name{Name: dnsname.ForAll(n.Name), Addrs: n.Addrs})
 	}
 	for _, l := range d.Locate {
 		c.Locate = append(c.Locate, engine.Location(l))

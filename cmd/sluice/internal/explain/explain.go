@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/peer"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/policy"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/verdict"
@@ -35,7 +36,7 @@ import (
 // Command is `explain`.
 func Command(inv *invocation.Invocation) *cobra.Command {
 	var o peer.Flags
-	at := ""
+	at, name := "", ""
 	cmd := &cobra.Command{
 		Use:   "explain --from POD --to POD --port PORT",
 		Short: "Show how the datapath would handle a connection, step by step",
@@ -54,14 +55,25 @@ With --at, the command shows the latest verdict on such a connection before that
 with the rule and the policy revision that decided. sluice-hubble must run on the node,
 and have stored the verdict.
 
+With --dns, sluice-policy explains a DNS query for the name: which policy and rule allow or
+refuse it, and to which learned addresses of the name the sender may connect.
+
 Each end is a pod NAMESPACE/NAME or a container of this node, an address, or the identity
 or labels of exactly one pod of this node.`,
 		Example: `  sluice explain --from shop/client --to 10.244.0.2 --port 80
   sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6
-  sluice explain --from shop/client --to shop/web --port 80 --at 1h`,
+  sluice explain --from shop/client --to shop/web --port 80 --at 1h
+  sluice explain --from shop/client --to kube-system/coredns --dns api.example.com`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if at != "" {
+			switch {
+			case at != "" && name != "":
+				return invocation.Usagef("--dns explains the present policies; it does not go with --at")
+			case name != "" && o.SourcePort != 0:
+				return invocation.Usagef("--dns explains a query, and not a connection with --source-port")
+			case name != "":
+				return policy.ExplainLookup(cmd.Context(), inv, o, name)
+			case at != "":
 				return runStored(cmd.Context(), inv, o, at, time.Now())
 			}
 			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, resolveLocal)
@@ -73,6 +85,7 @@ or labels of exactly one pod of this node.`,
 	}
 	o.Add(cmd)
 	o.AddSourcePort(cmd.Flags())
+	policy.AddDNSFlag(cmd, &name)
 	cmd.Flags().StringVar(&at, "at", "",
 		"show the stored verdict before this time, or this long ago, in the forms of sluice observe --since")
 	return cmd

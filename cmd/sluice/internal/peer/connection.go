@@ -60,6 +60,13 @@ func (o *Flags) AddSourcePort(f *pflag.FlagSet) {
 		"source port (ICMP: identifier) of an existing connection whose state is shown")
 }
 
+// SetDefaultPort sets --port, unless a port, an ICMP type or a protocol is given.
+func (o *Flags) SetDefaultPort(port string) {
+	if o.port == "" && o.icmp == "" && o.protocol == "" {
+		o.port = port
+	}
+}
+
 // ResolveConnection resolves both ends and checks that they have addresses of the same family.
 func ResolveConnection(ctx context.Context, inv *invocation.Invocation, o Flags, resolve Resolver) (Connection, error) {
 	var conn Connection

@@ -24,6 +24,7 @@ import (
 
 func explainCommand(inv *invocation.Invocation) *cobra.Command {
 	var o peer.Flags
+	name := ""
 	cmd := &cobra.Command{
 		Use:   "explain --from PEER --to PEER --port PORT",
 		Short: "Evaluate a connection against the policies, and list the matching rules",
@@ -38,12 +39,19 @@ as those of a hypothetical pod, and a note shows the nearest identity.
 
 Both sides are evaluated by the policies of this node. If a pod is on another node, that
 node enforces its own policies, and the verdict says that it was not asked. Lines break at
-100 columns, except with -o wide.`,
+100 columns, except with -o wide.
+
+With --dns, a DNS query for the name is explained: which rules allow or refuse it, and to
+which learned addresses of the name the sender may connect.`,
 		Example: `  sluice policy explain --from shop/client --to shop/web --port 80
   sluice policy explain -n shop --from app=client --to shop/dns --port 53/udp
-  sluice policy explain --from shop/client --to 192.0.2.7 --icmp echo`,
+  sluice policy explain --from shop/client --to 192.0.2.7 --icmp echo
+  sluice policy explain --from shop/client --to kube-system/coredns --dns api.example.com`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if name != "" {
+				return ExplainLookup(cmd.Context(), inv, o, name)
+			}
 			conn, err := peer.ResolveConnection(cmd.Context(), inv, o, peer.Resolve)
 			if err != nil {
 				return err
@@ -52,6 +60,7 @@ node enforces its own policies, and the verdict says that it was not asked. Line
 		},
 	}
 	o.Add(cmd)
+	AddDNSFlag(cmd, &name)
 	return cmd
 }
 
@@ -161,7 +170,15 @@ var matchColumns = []output.Column[*policyv1.MatchingRule]{
 	{Cell: func(m *policyv1.MatchingRule) any { return output.Enum(m.GetAction(), "ACTION_") }},
 	{Cell: func(m *policyv1.MatchingRule) any { return output.Enum(m.GetTier(), "TIER_") }},
 	{Cell: func(m *policyv1.MatchingRule) any { return strings.Join(sourceTexts(m.GetSources()), ", ") }},
-	{Cell: func(m *policyv1.MatchingRule) any { return m.GetText() }},
+	{Cell: func(m *policyv1.MatchingRule) any {
+		switch {
+		case m.AllowsName == nil:
+			return m.GetText()
+		case m.GetAllowsName():
+			return m.GetText() + "; allows the name"
+		}
+		return m.GetText() + "; does not allow the name"
+	}},
 }
 
 // printer writes an explanation.
@@ -185,10 +202,15 @@ func (p printer) side(s *policyv1.SideExplanation, title, what string) {
 	p.line(fmt.Sprintf("%s, "+what+": %s%s", title,
 		workload.IdentityText(s.GetSubject(), workload.LabelTextsInOrder(s.GetSubjectLabels())),
 		verdictWord(s.GetAction()), because(s)))
+	p.matches(s.GetMatches())
+}
+
+// matches writes rules.
+func (p printer) matches(rules []*policyv1.MatchingRule) {
 	// The rows are aligned before long ones are broken.
 	var rows strings.Builder
 	t := output.Aligned(&rows)
-	output.Rows(t, matchColumns, s.GetMatches()...)
+	output.Rows(t, matchColumns, rules...)
 	t.Flush() //nolint:errcheck // a strings.Builder does not fail
 	for row := range strings.Lines(rows.String()) {
 		p.line(strings.TrimSuffix(row, "\n"))

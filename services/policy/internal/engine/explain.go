@@ -28,7 +28,10 @@ type Match struct {
 // Explanation is a verdict with all matching rules.
 type Explanation struct {
 	Verdict table.Verdict
-	Matches []Match // in the order of evaluation
+	// TableRule is the number of the deciding rule in the table, such as a joint rule; 0: none. Verdict names a rule that
+	// is written.
+	TableRule uint16
+	Matches   []Match // in the order of evaluation
 	// Flags are the defaults that apply if no rule decides. If Enforced is false, there is no table, and everything
 	// is allowed.
 	Flags    table.Flags
@@ -47,7 +50,7 @@ func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, numb
 	if l == nil {
 		return Explanation{Verdict: verdict}, nil
 	}
-	x := Explanation{Verdict: verdict, Flags: l.table.Flags, Enforced: true}
+	x := Explanation{Verdict: verdict, TableRule: tableRule(verdict), Flags: l.table.Flags, Enforced: true}
 
 	var who []uint16
 	var ports []workload.NamedPort

@@ -201,6 +201,11 @@ func (s *Set) Size() int { return s.size }
 // EveryName reports whether the set allows every DNS query.
 func (s *Set) EveryName() bool { return s.All || slices.ContainsFunc(s.DNS, dnsname.Pattern.Every) }
 
+// AllowsName reports whether the set allows DNS queries for a name, which is canonical.
+func (s *Set) AllowsName(name string) bool {
+	return s.All || slices.ContainsFunc(s.DNS, func(p dnsname.Pattern) bool { return p.Every() || p.Matches(name) })
+}
+
 // TooLarge reports whether the set has more rules or longer texts than a message can hold, or more patterns than can be
 // compared with each query. It gets no number then, so
 // its connections are refused.

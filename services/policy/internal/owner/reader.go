@@ -209,7 +209,14 @@ func (r *Reader) Table(ctx context.Context, x identity.Numeric) (query.Evaluated
 
 // Explain evaluates a connection on both sides.
 func (r *Reader) Explain(ctx context.Context, from, to query.Peer, at port.Point) (query.Explained, error) {
-	q := &query.Explain{From: from, To: to, At: at}
+	return r.ExplainLookup(ctx, from, to, at, "")
+}
+
+// ExplainLookup is Explain, which also evaluates a DNS query for a name over the connection, unless the name is empty.
+func (r *Reader) ExplainLookup(
+	ctx context.Context, from, to query.Peer, at port.Point, name string,
+) (query.Explained, error) {
+	q := &query.Explain{From: from, To: to, At: at, Name: name}
 	if err := r.answer(ctx, q); err != nil {
 		return query.Explained{}, err
 	}

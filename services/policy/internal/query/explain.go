@@ -40,12 +40,15 @@ type Explained struct {
 	Egress   Side
 	Ingress  Side
 	Revision uint64
+	// DNS explains the query for Name; nil without a name, or if the sender is not a workload.
+	DNS *engine.NameExplanation
 }
 
 // Explain is a query about the verdicts on a connection, on both sides.
 type Explain struct {
 	From, To Peer
 	At       port.Point
+	Name     string // that the sender asks the receiver for; empty: none
 	Answer   Explained
 
 	src, dst peer.Identity
@@ -64,7 +67,7 @@ func selectable(id peer.Identity) bool {
 
 // Begin implements Query.
 func (x *Explain) Begin(v View) (complete bool, err error) {
-	*x = Explain{From: x.From, To: x.To, At: x.At, Answer: Explained{Revision: v.Revision}}
+	*x = Explain{From: x.From, To: x.To, At: x.At, Name: x.Name, Answer: Explained{Revision: v.Revision}}
 	if x.src, err = x.resolve(v, "from", x.From); err != nil {
 		return false, err
 	}
@@ -92,7 +95,17 @@ func (x *Explain) Evaluate(e *engine.Engine) (err error) {
 	if x.Answer.Egress, err = x.side(e, policytable.Egress, x.src, x.dst, x.To.Addr); err != nil {
 		return err
 	}
-	x.Answer.Ingress, err = x.side(e, policytable.Ingress, x.dst, x.src, x.From.Addr)
+	if x.Answer.Ingress, err = x.side(e, policytable.Ingress, x.dst, x.src, x.From.Addr); err != nil {
+		return err
+	}
+	if x.Name == "" || !x.Answer.Egress.Evaluated {
+		return nil
+	}
+	explained, err := e.ExplainName(x.src.Number, x.Answer.Egress.Explanation, x.Name)
+	if x.Answer.Ingress.Evaluated && x.Answer.Ingress.Verdict.Action == policytable.Deny {
+		explained.Outcome = engine.QueryDenied
+	}
+	x.Answer.DNS = &explained
 	return err
 }
 

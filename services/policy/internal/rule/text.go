@@ -82,6 +82,14 @@ func list(n int, item func(int) string) string {
 	return b.String()
 }
 
+// PortsText returns the text of a range, such as "TCP/443", or "all ports".
+func PortsText(r port.Range) string {
+	if r == port.Everything {
+		return "all ports"
+	}
+	return portText(Port{Range: r})
+}
+
 func portText(p Port) string {
 	if p.Name != "" {
 		if p.Protocol == 0 {

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
@@ -31,12 +32,14 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	words "github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/proto/wire/policywire"
+	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/query"
+	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 	"github.com/sluice-net/sluice/services/policy/internal/summary"
 	"github.com/sluice-net/sluice/services/policy/internal/wire"
@@ -248,11 +251,11 @@ func (s *Server) LearnNames(ctx context.Context, req *policyv1.LearnNamesRequest
 	} else {
 		used, err = s.Owner.Names().Learn(ctx, asker(req.GetAsker()), req.GetName(), addrs, req.GetTtl().AsDuration())
 	}
-	if err != nil {
-		return nil, statusOf(err)
-	}
 	if errors.Is(err, owner.ErrNotSelected) {
 		return &policyv1.LearnNamesResponse{NotSelected: true}, nil
+	}
+	if err != nil {
+		return nil, statusOf(err)
 	}
 	return &policyv1.LearnNamesResponse{Used: used}, nil
 }
@@ -299,13 +302,65 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	x, err := s.Owner.Reader().Explain(ctx, from, to, q)
+	name := req.GetDnsName()
+	if name != "" {
+		if _, err := dnsname.Name(name); err != nil {
+			return nil, statusOf(&failure.FieldError{Field: "dns_name", Err: err})
+		}
+	}
+	x, err := s.Owner.Reader().ExplainLookup(ctx, from, to, q, name)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	return &policyv1.ExplainResponse{
+	out := &policyv1.ExplainResponse{
 		Verdict: policywire.Action(x.Action), Egress: side(x.Egress), Ingress: side(x.Ingress), Revision: x.Revision,
-	}, nil
+	}
+	if x.DNS != nil {
+		out.Dns = lookup(x.DNS)
+		for _, m := range out.GetEgress().GetMatches() {
+			if allows, decides := x.DNS.Allows[uint16(m.GetNumber())]; decides { //nolint:gosec // as it was
+				m.AllowsName = &allows
+			}
+		}
+	}
+	return out, nil
+}
+
+// outcomes are the outcomes of queries.
+var outcomes = map[engine.QueryOutcome]policyv1.QueryOutcome{
+	engine.QueryDenied:       policyv1.QueryOutcome_QUERY_OUTCOME_DENIED,
+	engine.QueryAllowed:      policyv1.QueryOutcome_QUERY_OUTCOME_ALLOWED,
+	engine.QueryRefused:      policyv1.QueryOutcome_QUERY_OUTCOME_REFUSED,
+	engine.QueryNotEvaluated: policyv1.QueryOutcome_QUERY_OUTCOME_NOT_EVALUATED,
+	engine.QueryNoProxy:      policyv1.QueryOutcome_QUERY_OUTCOME_NO_PROXY,
+}
+
+// lookup returns the message about a query.
+func lookup(x *engine.NameExplanation) *policyv1.LookupExplanation {
+	out := &policyv1.LookupExplanation{Name: x.Name, Outcome: outcomes[x.Outcome]}
+	for _, m := range x.Rules {
+		out.Rules = append(out.Rules, matching(m))
+	}
+	for _, a := range x.Addresses {
+		one := &policyv1.ReachableAddress{Address: a.Addr.String()}
+		for _, r := range a.Allowed {
+			one.Ports = append(one.Ports, rule.PortsText(r))
+		}
+		out.Addresses = append(out.Addresses, one)
+	}
+	return out
+}
+
+// matching returns the message about a rule.
+func matching(m engine.Match) *policyv1.MatchingRule {
+	r := &policyv1.MatchingRule{
+		Number: uint32(m.Number), Action: policywire.Action(m.Rule.Action), Tier: policywire.Tier(m.Rule.Tier),
+		Text: m.Rule.Text(),
+	}
+	for _, src := range m.Sources {
+		r.Sources = append(r.Sources, policywire.Source(src))
+	}
+	return r
 }
 
 // Diff implements the service.
@@ -472,13 +527,8 @@ func side(x query.Side) *policyv1.SideExplanation {
 		out.Proxy = policywire.Proxy(x.Verdict.Proxy)
 	}
 	for _, m := range x.Matches {
-		r := &policyv1.MatchingRule{
-			Number: uint32(m.Number), Action: policywire.Action(m.Rule.Action), Tier: policywire.Tier(m.Rule.Tier),
-			Text: m.Rule.Text(), Decides: m.Number == x.Verdict.Rule,
-		}
-		for _, src := range m.Sources {
-			r.Sources = append(r.Sources, policywire.Source(src))
-		}
+		r := matching(m)
+		r.Decides = m.Number == x.Verdict.Rule
 		out.Matches = append(out.Matches, r)
 	}
 	return out

@@ -331,6 +331,57 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 	wantCode(t, err, codes.NotFound, "identity 77")
 }
 
+func TestQueryIsExplained(t *testing.T) {
+	s := serve(t)
+	s.know(town)
+	s.apply(`apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: names, namespace: shop}
+spec:
+  endpointSelector: {}
+  egress:
+  - toCIDR: [1.2.3.4/32]
+    toPorts:
+    - ports: [{port: "53", protocol: UDP}]
+      rules: {dns: [{matchName: api.example.com}]}
+  - toFQDNs: [{matchPattern: "*.example.com"}]
+    toPorts: [{ports: [{port: "443", protocol: TCP}]}]
+`)
+	learn := &policyv1.LearnNamesRequest{Name: "api.example.com", Addresses: []string{"192.0.2.7"}}
+	if _, err := s.LearnNames(s.ctx(), learn); err != nil {
+		t.Fatal(err)
+	}
+	explain := func(name string) (*policyv1.ExplainResponse, error) {
+		return s.Explain(s.ctx(), &policyv1.ExplainRequest{
+			From: &policyv1.Peer{Identity: 300}, To: &policyv1.Peer{Address: "1.2.3.4"}, Protocol: 17, Port: 53, DnsName: name,
+		})
+	}
+	for name, want := range map[string]policyv1.QueryOutcome{
+		"API.example.com": policyv1.QueryOutcome_QUERY_OUTCOME_ALLOWED,
+		"b.example.com.":  policyv1.QueryOutcome_QUERY_OUTCOME_REFUSED,
+	} {
+		x, err := explain(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, d := x.GetEgress().GetMatches(), x.GetDns()
+		allowed := want == policyv1.QueryOutcome_QUERY_OUTCOME_ALLOWED
+		if d.GetOutcome() != want || len(m) != 1 || m[0].AllowsName == nil || m[0].GetAllowsName() != allowed ||
+			len(d.GetRules()) != 1 || d.GetRules()[0].GetSources()[0].GetPath() != "spec.egress[1].toPorts[0]" ||
+			(len(d.GetAddresses()) == 1) != allowed {
+			t.Errorf("%s: %v", name, x)
+		}
+		if allowed && d.GetAddresses()[0].GetPorts()[0] != "TCP/443" {
+			t.Errorf("%s: ports %v", name, d.GetAddresses())
+		}
+	}
+	if x, err := explain(""); err != nil || x.GetDns() != nil || x.GetEgress().GetMatches()[0].AllowsName != nil {
+		t.Errorf("without a name: %v, %v", x, err)
+	}
+	_, err := explain("a b")
+	wantCode(t, err, codes.InvalidArgument, "dns_name")
+}
+
 // TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster uses only addresses, on both sides, also while
 // sluice-identity is unavailable.
 func TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster(t *testing.T) {

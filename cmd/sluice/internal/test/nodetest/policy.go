@@ -48,7 +48,8 @@ type policy struct {
 	Table        *policyv1.GetPolicyTableResponse
 
 	SelectsNothing bool
-	NoDNSRule      bool // for fields that are not supported
+	NoDNSRule      bool                      // for fields that are not supported
+	Lookup         *policyv1.ExplainResponse // for a query
 
 	Names    []*policyv1.LearnedName
 	Listed   *policyv1.ListNamesRequest
@@ -283,6 +284,9 @@ func (f *policy) Explain(_ context.Context, r *policyv1.ExplainRequest) (*policy
 	f.Explained = r
 	if r.GetTo().GetIdentity() == 999 {
 		return nil, status.Error(codes.NotFound, "identity 999 is not known")
+	}
+	if r.GetDnsName() != "" && f.Lookup != nil {
+		return f.Lookup, nil
 	}
 	if r.GetPort() == 53 {
 		return &policyv1.ExplainResponse{

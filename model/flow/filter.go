@@ -80,6 +80,11 @@ func (f Filter) MayHaveLost(e Event) bool {
 		(len(f.Reasons) == 0 || f.Reasons[e.Reason]) && (e.Type != Closed || len(f.Types) == 0 || f.Types[Closed]))
 }
 
+// MayHaveLostDNS reports whether DNS messages that were not reported before e might have passed the filter.
+func (f Filter) MayHaveLostDNS(e Event) bool {
+	return e.DNSLost > 0 && len(f.Reasons) == 0 && (len(f.Types) == 0 || f.Types[DNS])
+}
+
 // Match reports whether e matches the criteria, as Filter.Match does.
 func (c *Criteria) Match(e Event, labels LabelsOf) bool {
 	either := func(n int, a, b bool) bool { return n == 0 || a || b }

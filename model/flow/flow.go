@@ -25,6 +25,8 @@ const (
 	Closed
 	// Repair is the repair of a program that was detached from an endpoint's device.
 	Repair
+	// DNS is a query or an answer that sluice-dns evaluated.
+	DNS
 )
 
 // Verdict is the verdict on a packet.
@@ -92,6 +94,22 @@ type Event struct {
 	Repair RepairDetails
 	// KernelLost is the number of events that the kernel dropped before this one.
 	KernelLost uint32
+	// Message is only set for the type DNS.
+	Message *Message
+	// DNSLost is the number of DNS messages that were not reported before this event.
+	DNSLost uint64
+}
+
+// Message is a DNS query or an answer.
+type Message struct {
+	Response  bool
+	Name      string // of the question; empty if it is redacted
+	QueryType uint16
+	Code      uint16
+	Addresses []netip.Addr
+	Chain     []string // targets of CNAME records
+	TTL       uint32   // of the addresses, in seconds
+	Redacted  bool
 }
 
 // RepairDetails describe a difference in how a program was attached, and the result of its repair.

@@ -134,7 +134,7 @@ func newServer(
 	s := &server.Server{
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
-		Endpoints: d.Endpoints.Parts, Ring: d.Observation.Ring, Explainer: d.Observation.Explainer,
+		Endpoints: d.Endpoints.Parts, Ring: d.Observation.Ring, Explainer: d.Observation.Explainer, Ends: d.Observation,
 		Maps: kernel.Dumper{Kernel: d.Kernel, NodeName: d.Node.Name}, Bounds: d.Kernel.Bounds,
 		Services: d.Kernel.Services, Tracked: d.Observation.Tracked, Records: records, Ranges: d.Ranges,
 		Keeper: d.Endpoints.Keeper,

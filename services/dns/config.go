@@ -31,8 +31,10 @@ type Config struct {
 	SearchDomains []string      `config:"searchDomains" help:"search domains of resolvers, with the cluster domain"`
 	LearnFrom     []string      `config:"learnFrom" help:"prefixes of servers that may teach addresses; empty: all"`
 	NeverLearn    []string      `config:"neverLearn" help:"prefixes of addresses that are never learned"`
+	Events        string        `config:"events" enum:"full,redacted,off" help:"queries and answers in sluice observe and Hubble; redacted: without names and addresses"`
 
 	refusal               rules.Refusal // set by Validate
+	events                report.Mode
 	learnFrom, neverLearn []netip.Prefix
 }
 
@@ -42,8 +44,6 @@ type NamesConfig struct {
 	Addresses int `config:"addresses" help:"addresses that are remembered for all names together"`
 }
 
-func defaults(p instance.Paths) Config {
-	return Config{
 // SharesConfig defines the tenants among which the limits of names are divided. The keys are those of the other services.
 type SharesConfig struct {
 	TenantLabel      string   `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
@@ -64,10 +64,16 @@ const (
 	together = "together"
 )
 
+func defaults(p instance.Paths) Config {
+	return Config{
 		StateDir: p.ServiceStateDir("dns"), Policy: p.Socket("policy"), Identity: p.Socket("identity"),
 		Datapath: p.Socket("datapath"), ProxySocket: filepath.Join(p.ServiceRunDir("datapath"), "proxy.sock"),
-		Names: NamesConfig{Max: 16_384, Addresses: 262_144}, Hold: 2 * time.Second, Refusal: rules.Auto,
-		SearchDomains: []string{"cluster.local"},
+		Names: NamesConfig{Max: 16_384, Addresses: 262_144},
+		Shares: SharesConfig{
+			TenantLabel: shares.DefaultTenantLabel, Unlabelled: each, SystemNamespaces: []string{"sluice-system"},
+		},
+		Hold: 2 * time.Second, Refusal: rules.Auto,
+		SearchDomains: []string{"cluster.local"}, Events: "full",
 	}
 }
 
@@ -87,18 +93,21 @@ func (c *Config) Validate() error {
 			p.Addf(key, "%d is not between 1 and 1000000", n)
 		}
 	}
-	if c.Hold < 100*time.Millisecond || c.Hold > 10*time.Second {
-		p.Addf("hold", "%s is not between 100ms and 10s", c.Hold)
-	}
-	var err error
-	if c.refusal, err = rules.NewRefusal(c.Refusal, c.SearchDomains); err != nil {
-		p.Addf("searchDomains", "%v", err)
 	if c.Shares.TenantLabel == "" {
 		p.Addf("shares.tenantLabel", "must name a label")
 	}
 	if u := c.Shares.Unlabelled; u != each && u != together {
 		p.Addf("shares.unlabelled", "%q is not %s or %s", u, each, together)
 	}
+	if c.Hold < 100*time.Millisecond || c.Hold > 10*time.Second {
+		p.Addf("hold", "%s is not between 100ms and 10s", c.Hold)
+	}
+	var err error
+	if c.refusal, err = rules.NewRefusal(c.Refusal, c.SearchDomains); err != nil {
+		p.Addf("searchDomains", "%v", err)
+	}
+	if c.events, err = report.ParseMode(c.Events); err != nil {
+		p.Addf("events", "%v", err)
 	}
 	c.learnFrom = prefixes(&p, "learnFrom", c.LearnFrom)
 	c.neverLearn = prefixes(&p, "neverLearn", c.NeverLearn)

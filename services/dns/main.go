@@ -24,6 +24,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
 	"github.com/sluice-net/sluice/services/dns/internal/pods"
+	"github.com/sluice-net/sluice/services/dns/internal/report"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 	"github.com/sluice-net/sluice/services/dns/internal/server"
 	"github.com/sluice-net/sluice/services/dns/internal/store"
@@ -70,9 +71,11 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	sets := rules.New()
 	followed := client.NewRuleSets(conn, sets, table.Unenforced, p.Log)
+	reporter := report.New(cfg.events, client.NewObservers(datapath))
 	messages := exchange.New(exchange.Options{
 		Rules: sets, Table: table, Enforcer: client.New(conn), Cluster: client.NewCluster(cluster),
 		Refusal: cfg.refusal, LearnFrom: cfg.learnFrom, HoldFor: cfg.Hold, Now: time.Now,
+		Report: reporter,
 	})
 	endpoints := pods.New(cfg.Shares.settings(), messages.Leave)
 	watched := client.NewEndpoints(datapath, endpoints, cfg.Shares.settings().Label(), p.Log)
@@ -87,7 +90,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := errors.Join(p.Metrics.Register(held), p.Metrics.Register(server.NewMetrics(server.Sources{
 		Table: table, Rules: sets, RuleSets: followed.Err, Counts: &messages.Counts, State: file.Problem,
 		Packets: &packets.Counts, Fragments: packets.Fragments, Attached: attachment.Err,
-		Endpoints: endpoints.Len, EndpointWatch: watched.Err,
+		Endpoints: endpoints.Len, EndpointWatch: watched.Err, Unreported: reporter.Lost,
 	}))); err != nil {
 		return err
 	}
@@ -107,6 +110,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("rule sets", followed.Run)
 	p.Go("evictions", messages.Run)
 	p.Go("endpoints", watched.Run)
+	p.Go("events", reporter.Run)
 	p.Go("packets", packets.Run)
 	p.Go("attachment", attachment.Run)
 	srv.SetAllServing(true)

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -32,6 +33,7 @@ import (
 	dnsv1 "github.com/sluice-net/sluice/proto/gen/sluice/dns/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/services/dns/internal/frame"
 	"github.com/sluice-net/sluice/services/dns/internal/frame/frametest"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
@@ -245,6 +247,64 @@ func (p *policy) LearnNames(
 	return &policyv1.LearnNamesResponse{}, nil
 }
 
+// datapath is sluice-datapath. It has the endpoint 7, and keeps what is reported.
+type datapath struct {
+	datapathv1.UnimplementedDatapathServiceServer
+	datapathv1.UnimplementedDNSReportServiceServer
+	reported chan *datapathv1.ReportedDNSMessage
+}
+
+func (*datapath) WatchEndpoints(
+	_ *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
+) error {
+	endpoint := &datapathv1.Endpoint{
+		Owner: &workloadv1.Owner{ContainerId: "c", InterfaceName: "eth0"}, EndpointIndex: 7, Identity: 300,
+		Labels: []*workloadv1.Label{{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: "shop"}},
+	}
+	for _, m := range []*datapathv1.WatchEndpointsResponse{
+		{Event: &datapathv1.WatchEndpointsResponse_Upsert{Upsert: endpoint}},
+		{
+			ResumeToken: []byte("1"),
+			Event:       &datapathv1.WatchEndpointsResponse_Bookmark{Bookmark: &datapathv1.Bookmark{SnapshotComplete: true}},
+		},
+	} {
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+	}
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+func (d *datapath) ReportDNSMessages(
+	_ context.Context, r *datapathv1.ReportDNSMessagesRequest,
+) (*datapathv1.ReportDNSMessagesResponse, error) {
+	for _, m := range r.GetMessages() {
+		d.reported <- m
+	}
+	return &datapathv1.ReportDNSMessagesResponse{}, nil
+}
+
+// serve registers services at a socket of the place.
+func serve(t *testing.T, place *servicetest.Place, name string, register func(*grpc.Server)) {
+	t.Helper()
+	path := filepath.Join(place.Dir, name)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	open(t, path)
+	served, ended := grpc.NewServer(), make(chan error, 1)
+	register(served)
+	go func() { ended <- served.Serve(l) }()
+	t.Cleanup(func() {
+		served.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // open lets the service connect to a socket of the test.
 func open(t *testing.T, path string) {
 	t.Helper()
@@ -316,20 +376,12 @@ func message(t *testing.T, name string, address ...[4]byte) []byte {
 // releases and refuses queries, and releases an answer after sluice-policy has learned its address.
 func TestProcessServesTheQueueOfTheDatapath(t *testing.T) {
 	place := servicetest.NewPlace(t, instance.DNSID)
-	l, err := net.Listen("unix", filepath.Join(place.Dir, "policy.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	open(t, filepath.Join(place.Dir, "policy.sock"))
-	served, enforcer := grpc.NewServer(), &policy{learned: make(chan *policyv1.LearnNamesRequest, 1)}
-	policyv1.RegisterPolicyServiceServer(served, enforcer)
-	ended := make(chan error, 1)
-	go func() { ended <- served.Serve(l) }()
-	t.Cleanup(func() {
-		served.Stop()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+	enforcer := &policy{learned: make(chan *policyv1.LearnNamesRequest, 1)}
+	serve(t, place, "policy.sock", func(s *grpc.Server) { policyv1.RegisterPolicyServiceServer(s, enforcer) })
+	node := &datapath{reported: make(chan *datapathv1.ReportedDNSMessage, 16)}
+	serve(t, place, "datapath.sock", func(s *grpc.Server) {
+		datapathv1.RegisterDatapathServiceServer(s, node)
+		datapathv1.RegisterDNSReportServiceServer(s, node)
 	})
 	p := start(t, place)
 	queue, beat := attachment(t, filepath.Join(place.Dir, "proxy.sock"))
@@ -359,7 +411,8 @@ func TestProcessServesTheQueueOfTheDatapath(t *testing.T) {
 	if got := exchange(answer.Bytes()); !bytes.Equal(got, answer.Bytes()) {
 		t.Errorf("answer: % x", got)
 	}
-	if r := <-enforcer.learned; r.GetName() != "www.example.com." || strings.Join(r.GetAddresses(), " ") != "192.0.2.7" {
+	if r := <-enforcer.learned; r.GetName() != "www.example.com." || strings.Join(r.GetAddresses(), " ") != "192.0.2.7" ||
+		r.GetAsker().GetNamespace() != "shop" || r.GetAsker().GetIdentity() != 300 {
 		t.Errorf("learned %v", r)
 	}
 	packet.Payload = message(t, "x.refused.")
@@ -369,6 +422,11 @@ func TestProcessServesTheQueueOfTheDatapath(t *testing.T) {
 		t.Errorf("refused: %v, %+v", err, f)
 	} else if err := m.Unpack(f.Payload); err != nil || m.RCode != dnsmessage.RCodeRefused {
 		t.Errorf("refused: %v, %+v", err, m.Header)
+	}
+	want := map[string]bool{"www.example.com. false": true, "www.example.com. true": true, "x.refused. false": true}
+	for len(want) > 0 {
+		r := <-node.reported
+		delete(want, fmt.Sprint(r.GetMessage().GetName(), " ", r.GetMessage().GetResponse()))
 	}
 	b := make([]byte, 8)
 	if _, err := unix.Pread(beat, b, 0); err != nil || binary.NativeEndian.Uint64(b) == 0 {

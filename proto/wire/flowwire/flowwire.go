@@ -20,7 +20,7 @@ var (
 	}
 	types = map[datapathv1.FlowType]flow.Type{
 		datapathv1.FlowType_FLOW_TYPE_DROP: flow.Drop, datapathv1.FlowType_FLOW_TYPE_POLICY_VERDICT: flow.PolicyVerdict,
-		datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED: flow.Closed,
+		datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED: flow.Closed, datapathv1.FlowType_FLOW_TYPE_DNS: flow.DNS,
 	}
 )
 

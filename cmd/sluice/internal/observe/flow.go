@@ -151,6 +151,8 @@ func (e Event) Line(today time.Time) string {
 		return "--- events from before the restart of the datapath may be missing ---"
 	case lost.GetSource() == datapathv1.LossSource_LOSS_SOURCE_HISTORY:
 		return historyLine(lost, today)
+	case lost.GetSource() == datapathv1.LossSource_LOSS_SOURCE_DNS:
+		return fmt.Sprintf("--- %d DNS messages were not reported by sluice-dns ---", lost.GetCount())
 	case lost != nil:
 		return fmt.Sprintf("--- %d events were lost by the %s ---", lost.GetCount(),
 			output.Enum(lost.GetSource(), "LOSS_SOURCE_"))
@@ -164,6 +166,9 @@ func (e Event) Line(today time.Time) string {
 			line += "; not repaired: " + r.GetError()
 		}
 		return output.Printable(line)
+	}
+	if e.GetFlow().GetDns() != nil {
+		return output.Printable(messageLine(e.GetFlow(), at))
 	}
 	return output.Printable(packetLine(e.GetFlow(), at))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
@@ -343,5 +344,55 @@ func TestARepairIsShownAsOne(t *testing.T) {
 	if e.uuid() != "u" || !strings.Contains(got,
 		`repaired  c1/eth0  program of sl1\x1b: want sluice_from_pod, have nothing; not repaired: no capacity`) {
 		t.Errorf("%+v: %s", e, got)
+	}
+}
+
+func TestDNSMessagesAreShown(t *testing.T) {
+	end := func(address string, port uint32) *datapathv1.FlowEnd {
+		return &datapathv1.FlowEnd{Address: address, Port: port, Identity: 300}
+	}
+	query := &datapathv1.Flow{
+		Time: timestamppb.New(time.Unix(1e9, 0)), Type: datapathv1.FlowType_FLOW_TYPE_DNS, Uuid: "u",
+		Verdict: datapathv1.Verdict_VERDICT_FORWARDED, Direction: netv1.Direction_DIRECTION_EGRESS, Protocol: 17,
+		Source: end("10.244.0.2", 40000), Destination: end("10.244.0.9", 53),
+		Dns: &datapathv1.DNSMessage{Name: "a.example.", QueryType: 65},
+	}
+	query.Source.Owner = &workloadv1.Owner{ContainerId: "c1", InterfaceName: "eth0"}
+	line := func(change func(f *datapathv1.Flow)) string {
+		f := proto.CloneOf(query)
+		change(f)
+		return Event{ObserveResponse: &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Flow{Flow: f}}}.
+			Line(time.Unix(1e9, 0))
+	}
+	for want, change := range map[string]func(*datapathv1.Flow){
+		"forwarded dns            egress  c1/eth0  10.244.0.2:40000 (identity 300) -> 10.244.0.9:53 (identity 300)  " +
+			"udp by sluice-dns: query a.example. HTTPS": func(*datapathv1.Flow) {},
+		"dropped   dns            egress  ": func(f *datapathv1.Flow) {
+			f.Verdict, f.Dns.ResponseCode = datapathv1.Verdict_VERDICT_DROPPED, 5
+		},
+		"query a.example. HTTPS: NXDOMAIN": func(f *datapathv1.Flow) {
+			f.Verdict, f.Dns.ResponseCode = datapathv1.Verdict_VERDICT_DROPPED, 3
+		},
+		"answer a.example. A: NOERROR, CNAME b.example., 192.0.2.1, 192.0.2.2, TTL 30": func(f *datapathv1.Flow) {
+			f.Dns = &datapathv1.DNSMessage{
+				Response: true, Name: "a.example.", QueryType: 1, Addresses: []string{"192.0.2.1", "192.0.2.2"},
+				CnameTargets: []string{"b.example."}, TtlSeconds: 30,
+			}
+		},
+		"answer a\\x1b. TYPE9999: RCODE23, to no query": func(f *datapathv1.Flow) {
+			f.Verdict = datapathv1.Verdict_VERDICT_DROPPED
+			f.Dns = &datapathv1.DNSMessage{Response: true, Name: "a\x1b.", QueryType: 9999, ResponseCode: 23}
+		},
+		"query (redacted) A": func(f *datapathv1.Flow) { f.Dns = &datapathv1.DNSMessage{QueryType: 1, Redacted: true} },
+	} {
+		if got := line(change); !strings.Contains(got, want) {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+	lost := Event{ObserveResponse: &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Lost{
+		Lost: &datapathv1.LostEvents{Source: datapathv1.LossSource_LOSS_SOURCE_DNS, Count: 7},
+	}}}
+	if got := lost.Line(time.Now()); got != "--- 7 DNS messages were not reported by sluice-dns ---" {
+		t.Errorf("printed %s", got)
 	}
 }

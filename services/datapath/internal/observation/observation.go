@@ -7,8 +7,10 @@ package observation
 
 import (
 	"context"
+	"net/netip"
 
 	"github.com/sluice-net/sluice/kit/work"
+	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
@@ -56,6 +58,8 @@ type Observation struct {
 
 	events *event.Events
 	names  event.Names
+	maps   Maps
+	worlds [2]identity.Numeric
 }
 
 // Open returns an Observation. It reads no events before its tasks run.
@@ -70,8 +74,33 @@ func Open(o Options) *Observation {
 		Tracked: &conntrackview.Table{
 			Connections: m.Connections, Endpoints: m.Endpoints, Addresses: m.Addresses, Services: m.Services,
 		},
-		events: m.Events, names: o.Names,
+		events: m.Events, names: o.Names, maps: m, worlds: o.Worlds,
 	}
+}
+
+// EndOf returns the endpoint of this node with an address, the identity of the address, and the node ID of the other
+// node that has it; 0: none. What cannot be looked up is zero.
+func (o *Observation) EndOf(a netip.Addr) (end flow.End, id uint32, node uint16) {
+	slot, err := o.maps.Endpoints.SlotOf(a)
+	if err != nil {
+		return flow.End{}, 0, 0
+	}
+	if slot != endpointmap.NoID {
+		if e, err := o.maps.Endpoints.At(slot); err == nil {
+			spec, _ := o.names.Owners.SpecOfSlot(slot)
+			return flow.End{Slot: slot, Owner: spec.Owner, Pod: spec.Pod}, uint32(e.Identity), 0
+		}
+		return flow.End{}, 0, 0
+	}
+	switch info, found, err := o.maps.Addresses.Match(a); {
+	case err != nil:
+		return flow.End{}, 0, 0
+	case found:
+		return flow.End{}, uint32(info.Identity), info.Node
+	case a.Is6():
+		return flow.End{}, uint32(o.worlds[1]), 0
+	}
+	return flow.End{}, uint32(o.worlds[0]), 0
 }
 
 // Tasks returns the background work.

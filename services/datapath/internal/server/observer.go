@@ -128,9 +128,9 @@ type observing struct {
 
 // noted is an event with the losses right before it.
 type noted struct {
-	event        flow.Event
-	passes       bool
-	missed, lost uint64
+	event                 flow.Event
+	passes                bool
+	missed, lost, lostDNS uint64
 }
 
 // next returns the next event or loss. ok is false if there is neither and wait is not set.
@@ -145,6 +145,9 @@ func (o *observing) next(ctx context.Context, wait bool) (n noted, ok bool, err 
 	}
 	if o.filter.MayHaveLost(n.event) {
 		n.lost = uint64(n.event.KernelLost)
+	}
+	if o.filter.MayHaveLostDNS(n.event) {
+		n.lostDNS = n.event.DNSLost
 	}
 	// An event without a type only reports a loss.
 	n.passes = n.event.Type != 0 && o.filter.Match(n.event,
@@ -164,6 +167,11 @@ func (o *observing) send(n noted) error {
 			return err
 		}
 	}
+	if n.lostDNS > 0 {
+		if err := o.stream.Send(lost(datapathv1.LossSource_LOSS_SOURCE_DNS, n.lostDNS)); err != nil {
+			return err
+		}
+	}
 	if !n.passes {
 		return nil
 	}
@@ -173,30 +181,31 @@ func (o *observing) send(n noted) error {
 // remembered sends the last most events in the ring that pass, with the losses between and after them.
 func (o *observing) remembered(most int) error {
 	var kept []noted
-	missed, lost, end := uint64(0), uint64(0), o.Ring.Next()
+	missed, lost, lostDNS, end := uint64(0), uint64(0), uint64(0), o.Ring.Next()
 	for o.reader.Before(end) {
 		n, ok, err := o.next(o.stream.Context(), false)
 		if err != nil {
 			return err
 		}
-		missed, lost = missed+n.missed, lost+n.lost
+		missed, lost, lostDNS = missed+n.missed, lost+n.lost, lostDNS+n.lostDNS
 		if !ok || !n.passes {
 			continue
 		}
-		n.missed, n.lost, missed, lost = missed, lost, 0, 0
+		n.missed, n.lost, n.lostDNS = missed, lost, lostDNS
+		missed, lost, lostDNS = 0, 0, 0
 		if kept = append(kept, n); len(kept) > most {
 			kept = kept[1:]
 		}
 	}
 	for i, n := range kept {
 		if i == 0 {
-			n.missed, n.lost = 0, 0 // a loss before the first sent event
+			n.missed, n.lost, n.lostDNS = 0, 0, 0 // a loss before the first sent event
 		}
 		if err := o.send(n); err != nil {
 			return err
 		}
 	}
-	return o.send(noted{missed: missed, lost: lost})
+	return o.send(noted{missed: missed, lost: lost, lostDNS: lostDNS})
 }
 
 func lost(source datapathv1.LossSource, count uint64) *datapathv1.ObserveResponse {
@@ -249,6 +258,10 @@ func (s *Server) observed(ctx context.Context, e flow.Event) *datapathv1.Observe
 		Protocol:    netv1.Protocol(e.Protocol), TcpFlags: uint32(e.TCPFlags), Length: e.Length, Ethertype: uint32(e.EtherType),
 		SourceMac: net.HardwareAddr(e.SourceMAC[:]).String(), InterfaceIndex: e.Ifindex,
 		Egress: s.side(e.Sender, true), Ingress: s.side(e.Receiver, false),
+	}
+	f.Dns = protoMessage(e.Message)
+	if e.Type == flow.DNS {
+		f.SourceMac = ""
 	}
 	if e.Original.IsValid() {
 		f.OriginalDestinationAddress = wire.Address(e.Original.Addr())

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/workload"
@@ -38,6 +39,7 @@ type Server struct {
 	sharesv1.UnimplementedSharesServiceServer
 	datapathv1.UnimplementedConnectionServiceServer
 	datapathv1.UnimplementedDatapathServiceServer
+	datapathv1.UnimplementedDNSReportServiceServer
 	datapathv1.UnimplementedObserverServiceServer
 
 	Endpoints lifecycle.Parts
@@ -70,6 +72,8 @@ type Server struct {
 	Explainer Explainer
 	// Tracked are the connections of the kernel.
 	Tracked Tracked
+	// Ends looks up the ends of reported DNS messages.
+	Ends Ends
 	// Maps reads maps for DumpMap.
 	Maps Maps
 	// Labels looks up the labels of identities; nil: all are unknown.
@@ -92,6 +96,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	datapathv1.RegisterConnectionServiceServer(r, s)
 	datapathv1.RegisterDatapathServiceServer(r, s)
 	datapathv1.RegisterObserverServiceServer(r, s)
+	datapathv1.RegisterDNSReportServiceServer(r, s)
 	sharesv1.RegisterSharesServiceServer(r, s)
 	statusv1.RegisterProcessServiceServer(r, s.Process)
 }
@@ -143,7 +148,10 @@ func Methods() rpc.Methods {
 		datapathv1.DatapathService_DumpMap_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 2, Waiting: 8}},
 		datapathv1.ObserverService_Observe_FullMethodName: streams,
 		datapathv1.ObserverService_Explain_FullMethodName: look,
-		sharesv1.SharesService_ListShares_FullMethodName:  {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
+		datapathv1.DNSReportService_ReportDNSMessages_FullMethodName: {
+			Access: rpc.RootAnd(instance.DNSID), Limit: rpc.Limit{InFlight: 1, Waiting: 4},
+		},
+		sharesv1.SharesService_ListShares_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/services/dns/internal/message"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
+	"github.com/sluice-net/sluice/services/dns/internal/report"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
@@ -49,11 +50,11 @@ const queryTime = 10 * time.Second
 // address are denied.
 var ErrNoCapacity = errors.New("no space for addresses of DNS names")
 
-// Enforcer is sluice-policy.
 // ErrNotSelected is returned by an Enforcer if no rule of the pod that has asked selects the name. The answer passes, and
 // teaches nothing: otherwise a pod could teach names that only the policies of other pods select.
 var ErrNotSelected = errors.New("no egress rule of the pod that asked selects the name")
 
+// Enforcer is sluice-policy.
 type Enforcer interface {
 	// Learn returns once the kernel allows the addresses of the name to the pods of the asker's namespace whose policies
 	// select the name. The asker, whose query was answered, pays for them.
@@ -93,7 +94,15 @@ type Cluster interface {
 	Has(ctx context.Context, addr netip.Addr) (bool, error)
 }
 
-// Options describe an Exchange. All fields are required except LearnFrom.
+// Reporter shows the evaluated messages to observers.
+type Reporter interface {
+	// Wants reports whether a message of a pod would be reported.
+	Wants(endpoint uint16) bool
+	// Add adds a message of a pod, and keeps its slices.
+	Add(endpoint uint16, m report.Message)
+}
+
+// Options describe an Exchange. All fields are required except LearnFrom and Report.
 type Options struct {
 	Rules    *rules.Rules
 	Table    *names.Table
@@ -105,6 +114,8 @@ type Options struct {
 	// HoldFor is how long an answer waits for sluice-policy.
 	HoldFor time.Duration
 	Now     func() time.Time
+	// Report gets the evaluated messages; nil: they are not reported.
+	Report Reporter
 }
 
 // Exchange decides about messages. It is safe for concurrent use.
@@ -135,6 +146,7 @@ type reader struct {
 	addrs  []names.Address
 	links  []byte
 	chain  []string
+	key    []byte // of the name, for the table
 }
 
 // maxReaders limits the readers that are kept.
@@ -146,7 +158,6 @@ type readers struct {
 	free []*reader // guarded by mu
 }
 
-	key    []byte // of the name, for the table
 func (r *readers) get() *reader {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,6 +203,7 @@ func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
 	switch x.o.Rules.Decide(c.Tag, name).Verdict {
 	case rules.Allowed:
 		x.Counts.Allowed.Add(1)
+		x.reportQuery(c, q, 0)
 		x.note(c, q.ID, q.Type, q.Class, q.Name())
 		return Release, dst
 	case rules.Unknown:
@@ -199,8 +211,10 @@ func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
 	}
 	x.Counts.Refused.Add(1)
 	if zone, missing := x.o.Refusal.Missing(name); missing {
+		x.reportQuery(c, q, message.NXDomain)
 		return Reply, q.AppendAnswer(dst, message.NXDomain, zone)
 	}
+	x.reportQuery(c, q, message.Refused)
 	return Reply, q.AppendAnswer(dst, message.Refused, "")
 }
 
@@ -220,7 +234,16 @@ type Held struct {
 	addrs   []names.Address
 	evicted []names.Pair
 	began   time.Time
+
+	unknown bool     // the asker is not known
+	chain   []string // of an answer that the table has not learned, because the asker was not known; else nil
 }
+
+// NeedsAsker reports whether the pod that has asked is not known. If it is known before Settle, call SetAsker.
+func (h *Held) NeedsAsker() bool { return h.unknown }
+
+// SetAsker sets the pod that has asked.
+func (h *Held) SetAsker(by names.Asker) { h.asker, h.unknown = by, false }
 
 // Answer decides about an answer. If the action is Hold, Settle must be called, also if the answer is dropped for
 // another reason.
@@ -234,15 +257,14 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	}
 	if !x.answered(c, a.ID, a.Type, a.Class, a.Name()) {
 		x.Counts.Unasked.Add(1)
-
-	unknown bool     // the asker is not known
-	chain   []string // of an answer that the table has not learned, because the asker was not known; else nil
 		if x.o.Rules.AllowEvery(c.Tag) {
 			return Release, nil // the query passed while this process did not run, and teaches nothing
 		}
+		x.reportAnswer(c, r, true)
 		return Drop, nil
 	}
 	x.Counts.Answered.Add(1)
+	x.reportAnswer(c, r, false)
 	name := view(a.Name())
 	if len(a.Addresses) == 0 || !x.o.Rules.Wants(name) {
 		return Release, nil
@@ -252,6 +274,8 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	for _, addr := range a.Addresses {
 		r.addrs = append(r.addrs, names.Address(addr))
 	}
+	r.key = dnsname.AppendForNamespace(r.key[:0], name, c.Asker.Namespace)
+	key := view(r.key)
 	if !x.mayTeach(c.Server.Addr()) {
 		x.o.Table.Refuse(c.Asker, key, r.addrs, names.Server, now)
 		return Release, nil
@@ -277,10 +301,26 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	}
 }
 
+// holdUnknown holds an answer to a pod that is not known yet, until it is.
+func (x *Exchange) holdUnknown(c Connection, r *reader, now time.Time) (Action, *Held) {
+	p := x.hold(c.Endpoint)
+	if p == nil {
+		x.Counts.BeyondShare.Add(1)
+		x.o.Table.NotEnforced(c.Asker, view(r.key), r.addrs, now)
+		return Release, nil
+	}
+	x.Counts.Held.Add(1)
+	return Hold, &Held{
+		pod: p, name: string(r.answer.Name()), asker: c.Asker, addrs: slices.Clone(r.addrs), began: now, unknown: true,
+		chain: append([]string{}, r.chain...),
+	}
+}
+
+// errUnknown is the reason why an answer to an unknown pod was not learned.
+var errUnknown = errors.New("sluice-datapath has not reported the pod that asked")
+
 // readChain sets the targets of the chain. It keeps the texts of the answer before where they are equal.
 func (r *reader) readChain() {
-	r.key = dnsname.AppendForNamespace(r.key[:0], name, c.Asker.Namespace)
-	key := view(r.key)
 	links := r.answer.Links()
 	for i := range links {
 		r.links = r.answer.AppendLink(r.links[:0], i)
@@ -331,6 +371,17 @@ func (x *Exchange) Settle(ctx context.Context, h *Held) {
 	defer x.unhold(h.pod)
 	ctx, cancel := context.WithDeadline(ctx, time.Now().Add(x.o.HoldFor-x.o.Now().Sub(h.began)))
 	defer cancel()
+	if h.unknown {
+		h.name = string(dnsname.ForNamespace(h.name, h.asker.Namespace))
+		x.fail(h, h.addrs, errUnknown)
+		return
+	}
+	if h.chain != nil {
+		h.name = string(dnsname.ForNamespace(h.name, h.asker.Namespace))
+		result := x.o.Table.Learn(h.asker, h.name, h.chain, h.addrs, x.o.Now())
+		x.evict(result.Evicted)
+		h.addrs, h.evicted, h.chain = result.Enforce, result.Evicted, nil
+	}
 	left, err := x.learn(ctx, h)
 	if errors.Is(err, ErrNoCapacity) && len(h.evicted) > 0 { // for which these addresses were evicted
 		for _, p := range h.evicted {
@@ -371,17 +422,6 @@ func (x *Exchange) learn(ctx context.Context, h *Held) (left []names.Address, er
 // evict notes addresses that sluice-policy should forget.
 func (x *Exchange) evict(pairs []names.Pair) {
 	if len(pairs) == 0 {
-	if h.unknown {
-		h.name = string(dnsname.ForNamespace(h.name, h.asker.Namespace))
-		x.fail(h, h.addrs, errUnknown)
-		return
-	}
-	if h.chain != nil {
-		h.name = string(dnsname.ForNamespace(h.name, h.asker.Namespace))
-		result := x.o.Table.Learn(h.asker, h.name, h.chain, h.addrs, x.o.Now())
-		x.evict(result.Evicted)
-		h.addrs, h.evicted, h.chain = result.Enforce, result.Evicted, nil
-	}
 		return
 	}
 	x.mu.Lock()
@@ -469,6 +509,12 @@ func batch(list []names.Address) int {
 // fail notes why addresses are not enforced.
 func (x *Exchange) fail(h *Held, addrs []names.Address, err error) {
 	switch {
+	case errors.Is(err, ErrNotSelected):
+		for _, a := range addrs {
+			x.o.Table.Remove(h.name, a.Addr, x.o.Now())
+		}
+		x.o.Table.Refuse(h.asker, h.name, addrs, names.NotSelected, x.o.Now())
+		return
 	case errors.Is(err, ErrNoCapacity):
 		x.Counts.NoCapacity.Add(1)
 	case errors.Is(err, errShare):
@@ -505,9 +551,3 @@ func (x *Exchange) unlock(name string) {
 	close(x.calling[name])
 	delete(x.calling, name)
 }
-	case errors.Is(err, ErrNotSelected):
-		for _, a := range addrs {
-			x.o.Table.Remove(h.name, a.Addr, x.o.Now())
-		}
-		x.o.Table.Refuse(h.asker, h.name, addrs, names.NotSelected, x.o.Now())
-		return

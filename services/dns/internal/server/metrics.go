@@ -19,7 +19,7 @@ type Metrics struct {
 	Sources
 
 	queries, answers, held, late, names, addresses, stateProblem, sets, connected *prometheus.Desc
-	packets, dropped, attached, endpoints, endpointsConnected                     *prometheus.Desc
+	packets, dropped, attached, endpoints, endpointsConnected, unreported         *prometheus.Desc
 }
 
 // Sources are the values of the metrics.
@@ -36,6 +36,8 @@ type Sources struct {
 	Attached      func() error // returns why the process is not attached to the datapath
 	Endpoints     func() int
 	EndpointWatch func() error // returns why the endpoints are not up to date
+	// Unreported returns the number of messages that observers did not get.
+	Unreported func() uint64
 }
 
 // NewHeld returns the metric of the times that packets were held.
@@ -71,6 +73,8 @@ func NewMetrics(s Sources) *Metrics {
 		endpoints: prometheus.NewDesc("sluice_dns_endpoints", "Endpoints of sluice-datapath.", nil, nil),
 		endpointsConnected: prometheus.NewDesc("sluice_dns_endpoints_connected",
 			"1 while the endpoints of sluice-datapath are followed, else 0.", nil, nil),
+		unreported: prometheus.NewDesc("sluice_dns_unreported_messages_total",
+			"Queries and answers that observers did not get, because of limits or errors.", nil, nil),
 	}
 }
 
@@ -78,7 +82,7 @@ func NewMetrics(s Sources) *Metrics {
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.queries, m.answers, m.held, m.late, m.names, m.addresses, m.stateProblem, m.sets, m.connected,
-		m.packets, m.dropped, m.attached, m.endpoints, m.endpointsConnected,
+		m.packets, m.dropped, m.attached, m.endpoints, m.endpointsConnected, m.unreported,
 	} {
 		ch <- d
 	}
@@ -106,6 +110,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(m.attached, one(m.Attached() == nil))
 	gauge(m.endpoints, m.Endpoints())
 	gauge(m.endpointsConnected, one(m.EndpointWatch() == nil))
+	ch <- prometheus.MustNewConstMetric(m.unreported, prometheus.CounterValue, float64(m.Unreported()))
 	names, addresses := m.Table.Len()
 	gauge(m.names, names)
 	gauge(m.addresses, addresses)

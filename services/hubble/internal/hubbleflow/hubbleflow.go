@@ -24,6 +24,7 @@ const (
 	TypeDrop          = 1
 	TypeTrace         = 4
 	TypePolicyVerdict = 5
+	TypeAccessLog     = 129 // a message that a proxy has evaluated
 )
 
 // EtherTypes of IP.
@@ -45,6 +46,9 @@ type Converter struct {
 func (c Converter) Flow(f *datapathv1.Flow) *flow.Flow {
 	out := Brief(f)
 	out.Time, out.Uuid, out.NodeName, out.Type = f.GetTime(), f.GetUuid(), f.GetNodeName(), flow.FlowType_L3_L4
+	if out.GetL7() != nil {
+		out.Type = flow.FlowType_L7
+	}
 	out.Emitter = &flow.Emitter{Name: "Sluice", Version: c.Version}
 	out.Summary = summary(f) //nolint:staticcheck // the hubble CLI prints it
 	AddLabels(out, f)
@@ -76,6 +80,7 @@ func Brief(f *datapathv1.Flow) *flow.Flow {
 		Destination: endpoint(f.GetDestination()),
 		IP:          ip(f),
 		L4:          l4(f),
+		L7:          layer7(f.GetDns()),
 		EventType:   &flow.CiliumEventType{},
 	}
 	switch f.GetDirection() {
@@ -85,7 +90,7 @@ func Brief(f *datapathv1.Flow) *flow.Flow {
 		out.TrafficDirection = flow.TrafficDirection_INGRESS
 	}
 	// A packet that was dropped before its connection was looked up may belong to either direction.
-	known := f.GetReply() || f.GetEgress() != nil || f.GetIngress() != nil
+	known := f.GetReply() || f.GetEgress() != nil || f.GetIngress() != nil || f.GetDns() != nil
 	if known || f.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED {
 		out.IsReply = wrapperspb.Bool(f.GetReply())
 		out.Reply = f.GetReply() //nolint:staticcheck // earlier clients read it
@@ -99,6 +104,10 @@ func Brief(f *datapathv1.Flow) *flow.Flow {
 		out.EventType.Type = TypeTrace
 		out.TraceObservationPoint = observationPoint(f)
 		out.EventType.SubType = int32(out.TraceObservationPoint)
+	}
+	if f.GetDns() != nil { // no packet was dropped by a program
+		out.EventType.Type = TypeAccessLog
+		return out
 	}
 	if f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED {
 		out.DropReasonDesc = dropReason(f)

@@ -4,6 +4,7 @@
 package hubbleflow
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -213,5 +214,49 @@ func TestPartsAreTenantsOfTheBeginner(t *testing.T) {
 		if got := p.Of(&datapathv1.Flow{Source: c.from, Destination: c.to, Reply: c.reply}); got != c.want {
 			t.Errorf("from %v to %v, reply %t: %q, want %q", c.from, c.to, c.reply, got, c.want)
 		}
+	}
+}
+
+// TestDNSMessageIsOfLayer7: as in Hubble, with the process that has evaluated it.
+func TestDNSMessageIsOfLayer7(t *testing.T) {
+	f := denied()
+	f.Type, f.Reason, f.Ingress = datapathv1.FlowType_FLOW_TYPE_DNS, 0, nil
+	f.Protocol, f.TcpFlags, f.Direction = netv1.Protocol_PROTOCOL_UDP, 0, netv1.Direction_DIRECTION_EGRESS
+	f.Dns = &datapathv1.DNSMessage{Name: "api.example.com.", QueryType: 28, ResponseCode: 5}
+	got := Converter{}.Flow(f)
+	want := &flow.Layer7{Type: flow.L7FlowType_REQUEST, Record: &flow.Layer7_Dns{Dns: &flow.DNS{
+		Query: "api.example.com.", Qtypes: []string{"AAAA"}, Rcode: 5, ObservationSource: "sluice-dns",
+	}}}
+	if got.GetType() != flow.FlowType_L7 || got.GetEventType().GetType() != TypeAccessLog || !proto.Equal(got.GetL7(), want) ||
+		got.GetVerdict() != flow.Verdict_DROPPED || got.GetDropReasonDesc() != 0 || got.GetIsReply().GetValue() ||
+		got.GetIsReply() == nil || got.GetSummary() != "DNS Query api.example.com. AAAA" { //nolint:staticcheck // printed
+		t.Errorf("a refused query: %s", prototext.Format(got))
+	}
+	f.Verdict, f.Reply = datapathv1.Verdict_VERDICT_FORWARDED, true
+	f.Source, f.Destination = f.GetDestination(), f.GetSource()
+	f.Dns = &datapathv1.DNSMessage{
+		Response: true, Name: "api.example.com.", QueryType: 1, Addresses: []string{"192.0.2.1", "192.0.2.2"},
+		CnameTargets: []string{"cdn.example."}, TtlSeconds: 30,
+	}
+	got = Converter{}.Flow(f)
+	dns := got.GetL7().GetDns()
+	const summary = `DNS Answer "192.0.2.1,192.0.2.2" TTL: 30 CNAMEs: "cdn.example." (sluice-dns api.example.com. A)`
+	if got.GetL7().GetType() != flow.L7FlowType_RESPONSE || len(dns.GetIps()) != 2 || dns.GetCnames()[0] != "cdn.example." ||
+		dns.GetTtl() != 30 || !got.GetIsReply().GetValue() || got.GetSummary() != summary { //nolint:staticcheck // printed
+		t.Errorf("an answer: %s", prototext.Format(got))
+	}
+	// The client's tenant sees the name, and the server's tenant does not.
+	parts := Parts{Settings: shares.Settings{}}
+	for namespace, sees := range map[string]bool{"shop": true, "data": false} {
+		view := parts.Only(parts.Settings.TenantOf(namespace, ""))
+		shown := view.Flow(got)
+		text := prototext.Format(shown)
+		if shown == nil || (shown.GetL7() != nil) != sees || strings.Contains(text, "api.example.com") != sees {
+			t.Errorf("namespace %s sees %s", namespace, text)
+		}
+	}
+	f.Dns = &datapathv1.DNSMessage{QueryType: 1, Redacted: true}
+	if text := (Converter{}).Flow(f).GetSummary(); text != "DNS Query (redacted) A" { //nolint:staticcheck // printed
+		t.Errorf("a redacted query: %s", text)
 	}
 }

@@ -13,6 +13,9 @@ import (
 
 // summary returns the text in the last column of `hubble observe`.
 func summary(f *datapathv1.Flow) string {
+	if m := f.GetDns(); m != nil {
+		return dnsSummary(m)
+	}
 	switch f.GetProtocol() {
 	case netv1.Protocol_PROTOCOL_TCP:
 		return "TCP Flags: " + strings.Join(flagNames(f.GetTcpFlags()), ", ")

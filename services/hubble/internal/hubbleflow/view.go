@@ -70,6 +70,11 @@ func (v View) Flow(f *flow.Flow) *flow.Flow {
 	}
 	// If the tenant's pod began the connection, it knows the address that it asked.
 	began := from != f.GetIsReply().GetValue()
+	if began { // a server of another tenant does not show to whom else it answers
+		out.L7 = f.GetL7()
+	} else if f.GetL7() != nil {
+		out.Summary = "DNS" //nolint:staticcheck // the hubble CLI prints it
+	}
 	asked := extension(f.GetExtensions(), "service")
 	ours := own.GetNamespace() != "" && strings.HasPrefix(asked, own.GetNamespace()+"/")
 	for _, s := range []struct {

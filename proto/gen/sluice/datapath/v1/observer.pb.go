@@ -101,6 +101,8 @@ const (
 	FlowType_FLOW_TYPE_POLICY_VERDICT FlowType = 2
 	// A connection has ended: both ends closed it, or a policy terminated it.
 	FlowType_FLOW_TYPE_CONNECTION_CLOSED FlowType = 3
+	// sluice-dns evaluated a DNS query or an answer.
+	FlowType_FLOW_TYPE_DNS FlowType = 4
 )
 
 // Enum value maps for FlowType.
@@ -110,12 +112,14 @@ var (
 		1: "FLOW_TYPE_DROP",
 		2: "FLOW_TYPE_POLICY_VERDICT",
 		3: "FLOW_TYPE_CONNECTION_CLOSED",
+		4: "FLOW_TYPE_DNS",
 	}
 	FlowType_value = map[string]int32{
 		"FLOW_TYPE_UNSPECIFIED":       0,
 		"FLOW_TYPE_DROP":              1,
 		"FLOW_TYPE_POLICY_VERDICT":    2,
 		"FLOW_TYPE_CONNECTION_CLOSED": 3,
+		"FLOW_TYPE_DNS":               4,
 	}
 )
 
@@ -224,6 +228,8 @@ const (
 	// Sent by sluice-hubble only: stored events were displaced by newer ones or cannot be read, or several sources lost
 	// events.
 	LossSource_LOSS_SOURCE_HISTORY LossSource = 4
+	// sluice-dns reports a limited number of messages for each pod, and none while it does not reach sluice-datapath.
+	LossSource_LOSS_SOURCE_DNS LossSource = 5
 )
 
 // Enum value maps for LossSource.
@@ -234,6 +240,7 @@ var (
 		2: "LOSS_SOURCE_OBSERVER",
 		3: "LOSS_SOURCE_RESTART",
 		4: "LOSS_SOURCE_HISTORY",
+		5: "LOSS_SOURCE_DNS",
 	}
 	LossSource_value = map[string]int32{
 		"LOSS_SOURCE_UNSPECIFIED": 0,
@@ -241,6 +248,7 @@ var (
 		"LOSS_SOURCE_OBSERVER":    2,
 		"LOSS_SOURCE_RESTART":     3,
 		"LOSS_SOURCE_HISTORY":     4,
+		"LOSS_SOURCE_DNS":         5,
 	}
 )
 
@@ -504,6 +512,307 @@ func (ConnectionState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
+// ReportDNSMessagesRequest is the input of ReportDNSMessages.
+type ReportDNSMessagesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The messages, in any order.
+	Messages []*ReportedDNSMessage `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Number of messages that were not reported since the last call, because of limits or errors.
+	LostCount     uint64 `protobuf:"varint,2,opt,name=lost_count,json=lostCount,proto3" json:"lost_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportDNSMessagesRequest) Reset() {
+	*x = ReportDNSMessagesRequest{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportDNSMessagesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportDNSMessagesRequest) ProtoMessage() {}
+
+func (x *ReportDNSMessagesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportDNSMessagesRequest.ProtoReflect.Descriptor instead.
+func (*ReportDNSMessagesRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *ReportDNSMessagesRequest) GetMessages() []*ReportedDNSMessage {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *ReportDNSMessagesRequest) GetLostCount() uint64 {
+	if x != nil {
+		return x.LostCount
+	}
+	return 0
+}
+
+// ReportedDNSMessage is a message of a redirected connection.
+type ReportedDNSMessage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it was evaluated.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Address of the client.
+	ClientAddress string `protobuf:"bytes,2,opt,name=client_address,json=clientAddress,proto3" json:"client_address,omitempty"`
+	// Port of the client.
+	ClientPort uint32 `protobuf:"varint,3,opt,name=client_port,json=clientPort,proto3" json:"client_port,omitempty"`
+	// Address of the server.
+	ServerAddress string `protobuf:"bytes,4,opt,name=server_address,json=serverAddress,proto3" json:"server_address,omitempty"`
+	// Port of the server.
+	ServerPort uint32 `protobuf:"varint,5,opt,name=server_port,json=serverPort,proto3" json:"server_port,omitempty"`
+	// The query was refused, or the answer was not passed on.
+	Dropped bool `protobuf:"varint,6,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	// The message.
+	Message       *DNSMessage `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportedDNSMessage) Reset() {
+	*x = ReportedDNSMessage{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportedDNSMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportedDNSMessage) ProtoMessage() {}
+
+func (x *ReportedDNSMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportedDNSMessage.ProtoReflect.Descriptor instead.
+func (*ReportedDNSMessage) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ReportedDNSMessage) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *ReportedDNSMessage) GetClientAddress() string {
+	if x != nil {
+		return x.ClientAddress
+	}
+	return ""
+}
+
+func (x *ReportedDNSMessage) GetClientPort() uint32 {
+	if x != nil {
+		return x.ClientPort
+	}
+	return 0
+}
+
+func (x *ReportedDNSMessage) GetServerAddress() string {
+	if x != nil {
+		return x.ServerAddress
+	}
+	return ""
+}
+
+func (x *ReportedDNSMessage) GetServerPort() uint32 {
+	if x != nil {
+		return x.ServerPort
+	}
+	return 0
+}
+
+func (x *ReportedDNSMessage) GetDropped() bool {
+	if x != nil {
+		return x.Dropped
+	}
+	return false
+}
+
+func (x *ReportedDNSMessage) GetMessage() *DNSMessage {
+	if x != nil {
+		return x.Message
+	}
+	return nil
+}
+
+// ReportDNSMessagesResponse is the answer of ReportDNSMessages.
+type ReportDNSMessagesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportDNSMessagesResponse) Reset() {
+	*x = ReportDNSMessagesResponse{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportDNSMessagesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportDNSMessagesResponse) ProtoMessage() {}
+
+func (x *ReportDNSMessagesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportDNSMessagesResponse.ProtoReflect.Descriptor instead.
+func (*ReportDNSMessagesResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+}
+
+// DNSMessage is a query or an answer that sluice-dns has evaluated.
+type DNSMessage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It is an answer.
+	Response bool `protobuf:"varint,1,opt,name=response,proto3" json:"response,omitempty"`
+	// Name of the question in lower case, with the final dot. Empty if it is redacted.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// Type of the question, 1 for A (RFC 1035).
+	QueryType uint32 `protobuf:"varint,3,opt,name=query_type,json=queryType,proto3" json:"query_type,omitempty"`
+	// RCODE of an answer, 0 for NOERROR. For a refused query, the RCODE with which sluice-dns answers.
+	ResponseCode uint32 `protobuf:"varint,4,opt,name=response_code,json=responseCode,proto3" json:"response_code,omitempty"`
+	// Addresses for which the answer has records, at most 16. Empty if they are redacted.
+	Addresses []string `protobuf:"bytes,5,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Targets of the CNAME records from the name on, at most 8. Empty if they are redacted.
+	CnameTargets []string `protobuf:"bytes,6,rep,name=cname_targets,json=cnameTargets,proto3" json:"cname_targets,omitempty"`
+	// Lowest TTL of the addresses.
+	TtlSeconds uint32 `protobuf:"varint,7,opt,name=ttl_seconds,json=ttlSeconds,proto3" json:"ttl_seconds,omitempty"`
+	// The setting events of sluice-dns is redacted.
+	Redacted      bool `protobuf:"varint,8,opt,name=redacted,proto3" json:"redacted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DNSMessage) Reset() {
+	*x = DNSMessage{}
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DNSMessage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DNSMessage) ProtoMessage() {}
+
+func (x *DNSMessage) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DNSMessage.ProtoReflect.Descriptor instead.
+func (*DNSMessage) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *DNSMessage) GetResponse() bool {
+	if x != nil {
+		return x.Response
+	}
+	return false
+}
+
+func (x *DNSMessage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *DNSMessage) GetQueryType() uint32 {
+	if x != nil {
+		return x.QueryType
+	}
+	return 0
+}
+
+func (x *DNSMessage) GetResponseCode() uint32 {
+	if x != nil {
+		return x.ResponseCode
+	}
+	return 0
+}
+
+func (x *DNSMessage) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *DNSMessage) GetCnameTargets() []string {
+	if x != nil {
+		return x.CnameTargets
+	}
+	return nil
+}
+
+func (x *DNSMessage) GetTtlSeconds() uint32 {
+	if x != nil {
+		return x.TtlSeconds
+	}
+	return 0
+}
+
+func (x *DNSMessage) GetRedacted() bool {
+	if x != nil {
+		return x.Redacted
+	}
+	return false
+}
+
 // ObserveRequest is the input of Observe. Criteria of different kinds must all match; of one kind, at least one must
 // match; a kind left empty always matches.
 type ObserveRequest struct {
@@ -560,7 +869,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[0]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -572,7 +881,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[0]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -585,7 +894,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{0}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ObserveRequest) GetFollow() bool {
@@ -767,7 +1076,7 @@ type FlowCriteria struct {
 
 func (x *FlowCriteria) Reset() {
 	*x = FlowCriteria{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -779,7 +1088,7 @@ func (x *FlowCriteria) String() string {
 func (*FlowCriteria) ProtoMessage() {}
 
 func (x *FlowCriteria) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[1]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -792,7 +1101,7 @@ func (x *FlowCriteria) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowCriteria.ProtoReflect.Descriptor instead.
 func (*FlowCriteria) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{1}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *FlowCriteria) GetOwners() []*v1.Owner {
@@ -915,7 +1224,7 @@ type FlowEndCriteria struct {
 
 func (x *FlowEndCriteria) Reset() {
 	*x = FlowEndCriteria{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1236,7 @@ func (x *FlowEndCriteria) String() string {
 func (*FlowEndCriteria) ProtoMessage() {}
 
 func (x *FlowEndCriteria) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[2]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1249,7 @@ func (x *FlowEndCriteria) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEndCriteria.ProtoReflect.Descriptor instead.
 func (*FlowEndCriteria) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{2}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FlowEndCriteria) GetOwners() []*v1.Owner {
@@ -998,7 +1307,7 @@ type PodName struct {
 
 func (x *PodName) Reset() {
 	*x = PodName{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1010,7 +1319,7 @@ func (x *PodName) String() string {
 func (*PodName) ProtoMessage() {}
 
 func (x *PodName) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[3]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1023,7 +1332,7 @@ func (x *PodName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodName.ProtoReflect.Descriptor instead.
 func (*PodName) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{3}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PodName) GetNamespace() string {
@@ -1053,7 +1362,7 @@ type ServiceName struct {
 
 func (x *ServiceName) Reset() {
 	*x = ServiceName{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1065,7 +1374,7 @@ func (x *ServiceName) String() string {
 func (*ServiceName) ProtoMessage() {}
 
 func (x *ServiceName) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[4]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1078,7 +1387,7 @@ func (x *ServiceName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceName.ProtoReflect.Descriptor instead.
 func (*ServiceName) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{4}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ServiceName) GetNamespace() string {
@@ -1106,7 +1415,7 @@ type LabelSelector struct {
 
 func (x *LabelSelector) Reset() {
 	*x = LabelSelector{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1118,7 +1427,7 @@ func (x *LabelSelector) String() string {
 func (*LabelSelector) ProtoMessage() {}
 
 func (x *LabelSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[5]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1131,7 +1440,7 @@ func (x *LabelSelector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelSelector.ProtoReflect.Descriptor instead.
 func (*LabelSelector) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LabelSelector) GetRequirements() []*LabelRequirement {
@@ -1160,7 +1469,7 @@ type LabelRequirement struct {
 
 func (x *LabelRequirement) Reset() {
 	*x = LabelRequirement{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1172,7 +1481,7 @@ func (x *LabelRequirement) String() string {
 func (*LabelRequirement) ProtoMessage() {}
 
 func (x *LabelRequirement) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[6]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1185,7 +1494,7 @@ func (x *LabelRequirement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LabelRequirement.ProtoReflect.Descriptor instead.
 func (*LabelRequirement) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *LabelRequirement) GetSource() string {
@@ -1233,7 +1542,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1245,7 +1554,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[7]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1258,7 +1567,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{7}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ObserveResponse) GetEvent() isObserveResponse_Event {
@@ -1353,7 +1662,7 @@ type AttachmentRepair struct {
 
 func (x *AttachmentRepair) Reset() {
 	*x = AttachmentRepair{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1674,7 @@ func (x *AttachmentRepair) String() string {
 func (*AttachmentRepair) ProtoMessage() {}
 
 func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[8]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1687,7 @@ func (x *AttachmentRepair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachmentRepair.ProtoReflect.Descriptor instead.
 func (*AttachmentRepair) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{8}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AttachmentRepair) GetTime() *timestamppb.Timestamp {
@@ -1504,14 +1813,17 @@ type Flow struct {
 	OriginalDestinationPort uint32 `protobuf:"varint,21,opt,name=original_destination_port,json=originalDestinationPort,proto3" json:"original_destination_port,omitempty"`
 	// Service and port of the original destination when the packet was seen, "shop/web:http"; empty:
 	// unknown.
-	Service       string `protobuf:"bytes,22,opt,name=service,proto3" json:"service,omitempty"`
+	Service string `protobuf:"bytes,22,opt,name=service,proto3" json:"service,omitempty"`
+	// The query or answer, for FLOW_TYPE_DNS: sluice-dns has seen it. Its verdict is FORWARDED or DROPPED, without a
+	// reason.
+	Dns           *DNSMessage `protobuf:"bytes,23,opt,name=dns,proto3" json:"dns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1523,7 +1835,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[9]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1536,7 +1848,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{9}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Flow) GetTime() *timestamppb.Timestamp {
@@ -1693,6 +2005,13 @@ func (x *Flow) GetService() string {
 	return ""
 }
 
+func (x *Flow) GetDns() *DNSMessage {
+	if x != nil {
+		return x.Dns
+	}
+	return nil
+}
+
 // FlowEnd is one end of a flow.
 type FlowEnd struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1719,7 +2038,7 @@ type FlowEnd struct {
 
 func (x *FlowEnd) Reset() {
 	*x = FlowEnd{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +2050,7 @@ func (x *FlowEnd) String() string {
 func (*FlowEnd) ProtoMessage() {}
 
 func (x *FlowEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[10]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +2063,7 @@ func (x *FlowEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEnd.ProtoReflect.Descriptor instead.
 func (*FlowEnd) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{10}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FlowEnd) GetAddress() string {
@@ -1816,7 +2135,7 @@ type IcmpHeader struct {
 
 func (x *IcmpHeader) Reset() {
 	*x = IcmpHeader{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2147,7 @@ func (x *IcmpHeader) String() string {
 func (*IcmpHeader) ProtoMessage() {}
 
 func (x *IcmpHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[11]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +2160,7 @@ func (x *IcmpHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IcmpHeader.ProtoReflect.Descriptor instead.
 func (*IcmpHeader) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{11}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *IcmpHeader) GetType() uint32 {
@@ -1884,7 +2203,7 @@ type SideVerdict struct {
 
 func (x *SideVerdict) Reset() {
 	*x = SideVerdict{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2215,7 @@ func (x *SideVerdict) String() string {
 func (*SideVerdict) ProtoMessage() {}
 
 func (x *SideVerdict) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[12]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2228,7 @@ func (x *SideVerdict) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SideVerdict.ProtoReflect.Descriptor instead.
 func (*SideVerdict) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{12}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SideVerdict) GetVerdict() Verdict {
@@ -1985,7 +2304,7 @@ type LostEvents struct {
 
 func (x *LostEvents) Reset() {
 	*x = LostEvents{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1997,7 +2316,7 @@ func (x *LostEvents) String() string {
 func (*LostEvents) ProtoMessage() {}
 
 func (x *LostEvents) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[13]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2010,7 +2329,7 @@ func (x *LostEvents) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LostEvents.ProtoReflect.Descriptor instead.
 func (*LostEvents) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{13}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LostEvents) GetSource() LossSource {
@@ -2060,7 +2379,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2391,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[14]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2404,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{14}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainRequest) GetSourceAddress() string {
@@ -2150,7 +2469,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2162,7 +2481,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[15]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2175,7 +2494,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{15}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -2262,7 +2581,7 @@ type ExplainedService struct {
 
 func (x *ExplainedService) Reset() {
 	*x = ExplainedService{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2593,7 @@ func (x *ExplainedService) String() string {
 func (*ExplainedService) ProtoMessage() {}
 
 func (x *ExplainedService) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[16]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2606,7 @@ func (x *ExplainedService) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedService.ProtoReflect.Descriptor instead.
 func (*ExplainedService) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{16}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExplainedService) GetService() string {
@@ -2376,7 +2695,7 @@ type ExplainedBackend struct {
 
 func (x *ExplainedBackend) Reset() {
 	*x = ExplainedBackend{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2388,7 +2707,7 @@ func (x *ExplainedBackend) String() string {
 func (*ExplainedBackend) ProtoMessage() {}
 
 func (x *ExplainedBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[17]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2401,7 +2720,7 @@ func (x *ExplainedBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedBackend.ProtoReflect.Descriptor instead.
 func (*ExplainedBackend) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{17}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExplainedBackend) GetAddress() string {
@@ -2506,7 +2825,7 @@ type ExplainedPeer struct {
 
 func (x *ExplainedPeer) Reset() {
 	*x = ExplainedPeer{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2518,7 +2837,7 @@ func (x *ExplainedPeer) String() string {
 func (*ExplainedPeer) ProtoMessage() {}
 
 func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[18]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2531,7 +2850,7 @@ func (x *ExplainedPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedPeer.ProtoReflect.Descriptor instead.
 func (*ExplainedPeer) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{18}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExplainedPeer) GetIdentity() uint32 {
@@ -2624,7 +2943,7 @@ type ExplainedSide struct {
 
 func (x *ExplainedSide) Reset() {
 	*x = ExplainedSide{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2636,7 +2955,7 @@ func (x *ExplainedSide) String() string {
 func (*ExplainedSide) ProtoMessage() {}
 
 func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[19]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +2968,7 @@ func (x *ExplainedSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedSide.ProtoReflect.Descriptor instead.
 func (*ExplainedSide) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{19}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExplainedSide) GetVerdict() *SideVerdict {
@@ -2732,7 +3051,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +3063,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[20]
+	mi := &file_sluice_datapath_v1_observer_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +3076,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{20}
+	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Connection) GetInitiatorAddress() string {
@@ -2869,7 +3188,34 @@ var File_sluice_datapath_v1_observer_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\n" +
-	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\xeb\t\n" +
+	"!sluice/datapath/v1/observer.proto\x12\x12sluice.datapath.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!sluice/datapath/v1/datapath.proto\x1a\x17sluice/net/v1/net.proto\x1a!sluice/workload/v1/workload.proto\"\x88\x01\n" +
+	"\x18ReportDNSMessagesRequest\x12M\n" +
+	"\bmessages\x18\x01 \x03(\v2&.sluice.datapath.v1.ReportedDNSMessageB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\bmessages\x12\x1d\n" +
+	"\n" +
+	"lost_count\x18\x02 \x01(\x04R\tlostCount\"\xe8\x02\n" +
+	"\x12ReportedDNSMessage\x126\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\x04time\x122\n" +
+	"\x0eclient_address\x18\x02 \x01(\tB\v\xbaH\br\x06\xba\x01\x01%p\x01R\rclientAddress\x12*\n" +
+	"\vclient_port\x18\x03 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\n" +
+	"clientPort\x122\n" +
+	"\x0eserver_address\x18\x04 \x01(\tB\v\xbaH\br\x06\xba\x01\x01%p\x01R\rserverAddress\x12*\n" +
+	"\vserver_port\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\n" +
+	"serverPort\x12\x18\n" +
+	"\adropped\x18\x06 \x01(\bR\adropped\x12@\n" +
+	"\amessage\x18\a \x01(\v2\x1e.sluice.datapath.v1.DNSMessageB\x06\xbaH\x03\xc8\x01\x01R\amessage\"\x1b\n" +
+	"\x19ReportDNSMessagesResponse\"\xc1\x02\n" +
+	"\n" +
+	"DNSMessage\x12\x1a\n" +
+	"\bresponse\x18\x01 \x01(\bR\bresponse\x12\x1c\n" +
+	"\x04name\x18\x02 \x01(\tB\b\xbaH\x05r\x03\x18\x80\bR\x04name\x12(\n" +
+	"\n" +
+	"query_type\x18\x03 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\tqueryType\x12.\n" +
+	"\rresponse_code\x18\x04 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\fresponseCode\x12,\n" +
+	"\taddresses\x18\x05 \x03(\tB\x0e\xbaH\v\x92\x01\b\x10\x10\"\x04r\x02p\x01R\taddresses\x124\n" +
+	"\rcname_targets\x18\x06 \x03(\tB\x0f\xbaH\f\x92\x01\t\x10\b\"\x05r\x03\x18\x80\bR\fcnameTargets\x12\x1f\n" +
+	"\vttl_seconds\x18\a \x01(\rR\n" +
+	"ttlSeconds\x12\x1a\n" +
+	"\bredacted\x18\b \x01(\bR\bredacted\"\xeb\t\n" +
 	"\x0eObserveRequest\x12\x16\n" +
 	"\x06follow\x18\x01 \x01(\bR\x06follow\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12<\n" +
@@ -2965,7 +3311,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\tnode_name\x18\b \x01(\tR\bnodeName\x122\n" +
 	"\x03pod\x18\t \x01(\v2 .sluice.workload.v1.PodReferenceR\x03pod\x12%\n" +
 	"\x0eendpoint_index\x18\n" +
-	" \x01(\rR\rendpointIndex\"\xd6\a\n" +
+	" \x01(\rR\rendpointIndex\"\x88\b\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x1b\n" +
@@ -2990,7 +3336,8 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\aingress\x18\x13 \x01(\v2\x1f.sluice.datapath.v1.SideVerdictR\aingress\x12@\n" +
 	"\x1coriginal_destination_address\x18\x14 \x01(\tR\x1aoriginalDestinationAddress\x12:\n" +
 	"\x19original_destination_port\x18\x15 \x01(\rR\x17originalDestinationPort\x12\x18\n" +
-	"\aservice\x18\x16 \x01(\tR\aservice\"\xaf\x02\n" +
+	"\aservice\x18\x16 \x01(\tR\aservice\x120\n" +
+	"\x03dns\x18\x17 \x01(\v2\x1e.sluice.datapath.v1.DNSMessageR\x03dns\"\xaf\x02\n" +
 	"\aFlowEnd\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1a\n" +
@@ -3108,25 +3455,27 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x15LABEL_OPERATOR_EXISTS\x10\x01\x12\x1d\n" +
 	"\x19LABEL_OPERATOR_NOT_EXISTS\x10\x02\x12\x15\n" +
 	"\x11LABEL_OPERATOR_IN\x10\x03\x12\x19\n" +
-	"\x15LABEL_OPERATOR_NOT_IN\x10\x04*x\n" +
+	"\x15LABEL_OPERATOR_NOT_IN\x10\x04*\x8b\x01\n" +
 	"\bFlowType\x12\x19\n" +
 	"\x15FLOW_TYPE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eFLOW_TYPE_DROP\x10\x01\x12\x1c\n" +
 	"\x18FLOW_TYPE_POLICY_VERDICT\x10\x02\x12\x1f\n" +
-	"\x1bFLOW_TYPE_CONNECTION_CLOSED\x10\x03*{\n" +
+	"\x1bFLOW_TYPE_CONNECTION_CLOSED\x10\x03\x12\x11\n" +
+	"\rFLOW_TYPE_DNS\x10\x04*{\n" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11VERDICT_FORWARDED\x10\x01\x12\x13\n" +
 	"\x0fVERDICT_DROPPED\x10\x02\x12\x13\n" +
 	"\x0fVERDICT_AUDITED\x10\x03\x12\x16\n" +
-	"\x12VERDICT_REDIRECTED\x10\x04*\x8d\x01\n" +
+	"\x12VERDICT_REDIRECTED\x10\x04*\xa2\x01\n" +
 	"\n" +
 	"LossSource\x12\x1b\n" +
 	"\x17LOSS_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12LOSS_SOURCE_KERNEL\x10\x01\x12\x18\n" +
 	"\x14LOSS_SOURCE_OBSERVER\x10\x02\x12\x17\n" +
 	"\x13LOSS_SOURCE_RESTART\x10\x03\x12\x17\n" +
-	"\x13LOSS_SOURCE_HISTORY\x10\x04*\x9c\x02\n" +
+	"\x13LOSS_SOURCE_HISTORY\x10\x04\x12\x13\n" +
+	"\x0fLOSS_SOURCE_DNS\x10\x05*\x9c\x02\n" +
 	"\x0eServiceOutcome\x12\x1f\n" +
 	"\x1bSERVICE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aSERVICE_OUTCOME_TRANSLATED\x10\x01\x12\x1e\n" +
@@ -3159,7 +3508,9 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x18CONNECTION_STATE_HAIRPIN\x10\v2\xbb\x01\n" +
 	"\x0fObserverService\x12T\n" +
 	"\aObserve\x12\".sluice.datapath.v1.ObserveRequest\x1a#.sluice.datapath.v1.ObserveResponse0\x01\x12R\n" +
-	"\aExplain\x12\".sluice.datapath.v1.ExplainRequest\x1a#.sluice.datapath.v1.ExplainResponseB\xd7\x01\n" +
+	"\aExplain\x12\".sluice.datapath.v1.ExplainRequest\x1a#.sluice.datapath.v1.ExplainResponse2\x84\x01\n" +
+	"\x10DNSReportService\x12p\n" +
+	"\x11ReportDNSMessages\x12,.sluice.datapath.v1.ReportDNSMessagesRequest\x1a-.sluice.datapath.v1.ReportDNSMessagesResponseB\xd7\x01\n" +
 	"\x16com.sluice.datapath.v1B\rObserverProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/datapath/v1;datapathv1\xa2\x02\x03SDX\xaa\x02\x12Sluice.Datapath.V1\xca\x02\x12Sluice\\Datapath\\V1\xe2\x02\x1eSluice\\Datapath\\V1\\GPBMetadata\xea\x02\x14Sluice::Datapath::V1b\x06proto3"
 
 var (
@@ -3175,143 +3526,153 @@ func file_sluice_datapath_v1_observer_proto_rawDescGZIP() []byte {
 }
 
 var file_sluice_datapath_v1_observer_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_sluice_datapath_v1_observer_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_sluice_datapath_v1_observer_proto_goTypes = []any{
-	(LabelOperator)(0),            // 0: sluice.datapath.v1.LabelOperator
-	(FlowType)(0),                 // 1: sluice.datapath.v1.FlowType
-	(Verdict)(0),                  // 2: sluice.datapath.v1.Verdict
-	(LossSource)(0),               // 3: sluice.datapath.v1.LossSource
-	(ServiceOutcome)(0),           // 4: sluice.datapath.v1.ServiceOutcome
-	(BackendPath)(0),              // 5: sluice.datapath.v1.BackendPath
-	(ConnectionState)(0),          // 6: sluice.datapath.v1.ConnectionState
-	(*ObserveRequest)(nil),        // 7: sluice.datapath.v1.ObserveRequest
-	(*FlowCriteria)(nil),          // 8: sluice.datapath.v1.FlowCriteria
-	(*FlowEndCriteria)(nil),       // 9: sluice.datapath.v1.FlowEndCriteria
-	(*PodName)(nil),               // 10: sluice.datapath.v1.PodName
-	(*ServiceName)(nil),           // 11: sluice.datapath.v1.ServiceName
-	(*LabelSelector)(nil),         // 12: sluice.datapath.v1.LabelSelector
-	(*LabelRequirement)(nil),      // 13: sluice.datapath.v1.LabelRequirement
-	(*ObserveResponse)(nil),       // 14: sluice.datapath.v1.ObserveResponse
-	(*AttachmentRepair)(nil),      // 15: sluice.datapath.v1.AttachmentRepair
-	(*Flow)(nil),                  // 16: sluice.datapath.v1.Flow
-	(*FlowEnd)(nil),               // 17: sluice.datapath.v1.FlowEnd
-	(*IcmpHeader)(nil),            // 18: sluice.datapath.v1.IcmpHeader
-	(*SideVerdict)(nil),           // 19: sluice.datapath.v1.SideVerdict
-	(*LostEvents)(nil),            // 20: sluice.datapath.v1.LostEvents
-	(*ExplainRequest)(nil),        // 21: sluice.datapath.v1.ExplainRequest
-	(*ExplainResponse)(nil),       // 22: sluice.datapath.v1.ExplainResponse
-	(*ExplainedService)(nil),      // 23: sluice.datapath.v1.ExplainedService
-	(*ExplainedBackend)(nil),      // 24: sluice.datapath.v1.ExplainedBackend
-	(*ExplainedPeer)(nil),         // 25: sluice.datapath.v1.ExplainedPeer
-	(*ExplainedSide)(nil),         // 26: sluice.datapath.v1.ExplainedSide
-	(*Connection)(nil),            // 27: sluice.datapath.v1.Connection
-	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
-	(*v1.Owner)(nil),              // 29: sluice.workload.v1.Owner
-	(Reason)(0),                   // 30: sluice.datapath.v1.Reason
-	(v11.Direction)(0),            // 31: sluice.net.v1.Direction
-	(v11.Protocol)(0),             // 32: sluice.net.v1.Protocol
-	(*Difference)(nil),            // 33: sluice.datapath.v1.Difference
-	(*v1.PodReference)(nil),       // 34: sluice.workload.v1.PodReference
-	(*v1.Label)(nil),              // 35: sluice.workload.v1.Label
-	(v11.DecidedBy)(0),            // 36: sluice.net.v1.DecidedBy
-	(v11.Proxy)(0),                // 37: sluice.net.v1.Proxy
-	(FrontendKind)(0),             // 38: sluice.datapath.v1.FrontendKind
+	(LabelOperator)(0),                // 0: sluice.datapath.v1.LabelOperator
+	(FlowType)(0),                     // 1: sluice.datapath.v1.FlowType
+	(Verdict)(0),                      // 2: sluice.datapath.v1.Verdict
+	(LossSource)(0),                   // 3: sluice.datapath.v1.LossSource
+	(ServiceOutcome)(0),               // 4: sluice.datapath.v1.ServiceOutcome
+	(BackendPath)(0),                  // 5: sluice.datapath.v1.BackendPath
+	(ConnectionState)(0),              // 6: sluice.datapath.v1.ConnectionState
+	(*ReportDNSMessagesRequest)(nil),  // 7: sluice.datapath.v1.ReportDNSMessagesRequest
+	(*ReportedDNSMessage)(nil),        // 8: sluice.datapath.v1.ReportedDNSMessage
+	(*ReportDNSMessagesResponse)(nil), // 9: sluice.datapath.v1.ReportDNSMessagesResponse
+	(*DNSMessage)(nil),                // 10: sluice.datapath.v1.DNSMessage
+	(*ObserveRequest)(nil),            // 11: sluice.datapath.v1.ObserveRequest
+	(*FlowCriteria)(nil),              // 12: sluice.datapath.v1.FlowCriteria
+	(*FlowEndCriteria)(nil),           // 13: sluice.datapath.v1.FlowEndCriteria
+	(*PodName)(nil),                   // 14: sluice.datapath.v1.PodName
+	(*ServiceName)(nil),               // 15: sluice.datapath.v1.ServiceName
+	(*LabelSelector)(nil),             // 16: sluice.datapath.v1.LabelSelector
+	(*LabelRequirement)(nil),          // 17: sluice.datapath.v1.LabelRequirement
+	(*ObserveResponse)(nil),           // 18: sluice.datapath.v1.ObserveResponse
+	(*AttachmentRepair)(nil),          // 19: sluice.datapath.v1.AttachmentRepair
+	(*Flow)(nil),                      // 20: sluice.datapath.v1.Flow
+	(*FlowEnd)(nil),                   // 21: sluice.datapath.v1.FlowEnd
+	(*IcmpHeader)(nil),                // 22: sluice.datapath.v1.IcmpHeader
+	(*SideVerdict)(nil),               // 23: sluice.datapath.v1.SideVerdict
+	(*LostEvents)(nil),                // 24: sluice.datapath.v1.LostEvents
+	(*ExplainRequest)(nil),            // 25: sluice.datapath.v1.ExplainRequest
+	(*ExplainResponse)(nil),           // 26: sluice.datapath.v1.ExplainResponse
+	(*ExplainedService)(nil),          // 27: sluice.datapath.v1.ExplainedService
+	(*ExplainedBackend)(nil),          // 28: sluice.datapath.v1.ExplainedBackend
+	(*ExplainedPeer)(nil),             // 29: sluice.datapath.v1.ExplainedPeer
+	(*ExplainedSide)(nil),             // 30: sluice.datapath.v1.ExplainedSide
+	(*Connection)(nil),                // 31: sluice.datapath.v1.Connection
+	(*timestamppb.Timestamp)(nil),     // 32: google.protobuf.Timestamp
+	(*v1.Owner)(nil),                  // 33: sluice.workload.v1.Owner
+	(Reason)(0),                       // 34: sluice.datapath.v1.Reason
+	(v11.Direction)(0),                // 35: sluice.net.v1.Direction
+	(v11.Protocol)(0),                 // 36: sluice.net.v1.Protocol
+	(*Difference)(nil),                // 37: sluice.datapath.v1.Difference
+	(*v1.PodReference)(nil),           // 38: sluice.workload.v1.PodReference
+	(*v1.Label)(nil),                  // 39: sluice.workload.v1.Label
+	(v11.DecidedBy)(0),                // 40: sluice.net.v1.DecidedBy
+	(v11.Proxy)(0),                    // 41: sluice.net.v1.Proxy
+	(FrontendKind)(0),                 // 42: sluice.datapath.v1.FrontendKind
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
-	28, // 0: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	29, // 1: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	30, // 2: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
-	31, // 3: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
-	32, // 4: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
-	2,  // 5: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
-	1,  // 6: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	12, // 7: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	11, // 8: sluice.datapath.v1.ObserveRequest.services:type_name -> sluice.datapath.v1.ServiceName
-	10, // 9: sluice.datapath.v1.ObserveRequest.pods:type_name -> sluice.datapath.v1.PodName
-	9,  // 10: sluice.datapath.v1.ObserveRequest.source:type_name -> sluice.datapath.v1.FlowEndCriteria
-	9,  // 11: sluice.datapath.v1.ObserveRequest.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
-	8,  // 12: sluice.datapath.v1.ObserveRequest.excluded:type_name -> sluice.datapath.v1.FlowCriteria
-	28, // 13: sluice.datapath.v1.ObserveRequest.until:type_name -> google.protobuf.Timestamp
-	29, // 14: sluice.datapath.v1.FlowCriteria.owners:type_name -> sluice.workload.v1.Owner
-	10, // 15: sluice.datapath.v1.FlowCriteria.pods:type_name -> sluice.datapath.v1.PodName
-	30, // 16: sluice.datapath.v1.FlowCriteria.reasons:type_name -> sluice.datapath.v1.Reason
-	31, // 17: sluice.datapath.v1.FlowCriteria.direction:type_name -> sluice.net.v1.Direction
-	32, // 18: sluice.datapath.v1.FlowCriteria.protocols:type_name -> sluice.net.v1.Protocol
-	2,  // 19: sluice.datapath.v1.FlowCriteria.verdicts:type_name -> sluice.datapath.v1.Verdict
-	1,  // 20: sluice.datapath.v1.FlowCriteria.types:type_name -> sluice.datapath.v1.FlowType
-	12, // 21: sluice.datapath.v1.FlowCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	11, // 22: sluice.datapath.v1.FlowCriteria.services:type_name -> sluice.datapath.v1.ServiceName
-	9,  // 23: sluice.datapath.v1.FlowCriteria.source:type_name -> sluice.datapath.v1.FlowEndCriteria
-	9,  // 24: sluice.datapath.v1.FlowCriteria.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
-	29, // 25: sluice.datapath.v1.FlowEndCriteria.owners:type_name -> sluice.workload.v1.Owner
-	10, // 26: sluice.datapath.v1.FlowEndCriteria.pods:type_name -> sluice.datapath.v1.PodName
-	12, // 27: sluice.datapath.v1.FlowEndCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	13, // 28: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
-	0,  // 29: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
-	16, // 30: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	20, // 31: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	15, // 32: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	28, // 33: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	29, // 34: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	33, // 35: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	34, // 36: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
-	28, // 37: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	1,  // 38: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	2,  // 39: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	30, // 40: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
-	31, // 41: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
-	17, // 42: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
-	17, // 43: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
-	32, // 44: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
-	18, // 45: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
-	19, // 46: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	19, // 47: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	35, // 48: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
-	29, // 49: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
-	34, // 50: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
-	2,  // 51: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	36, // 52: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
-	37, // 53: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
-	3,  // 54: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	28, // 55: sluice.datapath.v1.LostEvents.first_time:type_name -> google.protobuf.Timestamp
-	28, // 56: sluice.datapath.v1.LostEvents.last_time:type_name -> google.protobuf.Timestamp
-	32, // 57: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	2,  // 58: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	30, // 59: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
-	25, // 60: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	25, // 61: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	26, // 62: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	26, // 63: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	27, // 64: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	23, // 65: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
-	38, // 66: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
-	4,  // 67: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
-	24, // 68: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
-	5,  // 69: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
-	2,  // 70: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
-	30, // 71: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
-	25, // 72: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
-	26, // 73: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	26, // 74: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	27, // 75: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
-	29, // 76: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	35, // 77: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	34, // 78: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
-	19, // 79: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	32, // 80: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
-	6,  // 81: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
-	28, // 82: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
-	2,  // 83: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
-	30, // 84: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
-	7,  // 85: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	21, // 86: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	14, // 87: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	22, // 88: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	87, // [87:89] is the sub-list for method output_type
-	85, // [85:87] is the sub-list for method input_type
-	85, // [85:85] is the sub-list for extension type_name
-	85, // [85:85] is the sub-list for extension extendee
-	0,  // [0:85] is the sub-list for field type_name
+	8,  // 0: sluice.datapath.v1.ReportDNSMessagesRequest.messages:type_name -> sluice.datapath.v1.ReportedDNSMessage
+	32, // 1: sluice.datapath.v1.ReportedDNSMessage.time:type_name -> google.protobuf.Timestamp
+	10, // 2: sluice.datapath.v1.ReportedDNSMessage.message:type_name -> sluice.datapath.v1.DNSMessage
+	32, // 3: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	33, // 4: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	34, // 5: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
+	35, // 6: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
+	36, // 7: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
+	2,  // 8: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
+	1,  // 9: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
+	16, // 10: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	15, // 11: sluice.datapath.v1.ObserveRequest.services:type_name -> sluice.datapath.v1.ServiceName
+	14, // 12: sluice.datapath.v1.ObserveRequest.pods:type_name -> sluice.datapath.v1.PodName
+	13, // 13: sluice.datapath.v1.ObserveRequest.source:type_name -> sluice.datapath.v1.FlowEndCriteria
+	13, // 14: sluice.datapath.v1.ObserveRequest.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
+	12, // 15: sluice.datapath.v1.ObserveRequest.excluded:type_name -> sluice.datapath.v1.FlowCriteria
+	32, // 16: sluice.datapath.v1.ObserveRequest.until:type_name -> google.protobuf.Timestamp
+	33, // 17: sluice.datapath.v1.FlowCriteria.owners:type_name -> sluice.workload.v1.Owner
+	14, // 18: sluice.datapath.v1.FlowCriteria.pods:type_name -> sluice.datapath.v1.PodName
+	34, // 19: sluice.datapath.v1.FlowCriteria.reasons:type_name -> sluice.datapath.v1.Reason
+	35, // 20: sluice.datapath.v1.FlowCriteria.direction:type_name -> sluice.net.v1.Direction
+	36, // 21: sluice.datapath.v1.FlowCriteria.protocols:type_name -> sluice.net.v1.Protocol
+	2,  // 22: sluice.datapath.v1.FlowCriteria.verdicts:type_name -> sluice.datapath.v1.Verdict
+	1,  // 23: sluice.datapath.v1.FlowCriteria.types:type_name -> sluice.datapath.v1.FlowType
+	16, // 24: sluice.datapath.v1.FlowCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	15, // 25: sluice.datapath.v1.FlowCriteria.services:type_name -> sluice.datapath.v1.ServiceName
+	13, // 26: sluice.datapath.v1.FlowCriteria.source:type_name -> sluice.datapath.v1.FlowEndCriteria
+	13, // 27: sluice.datapath.v1.FlowCriteria.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
+	33, // 28: sluice.datapath.v1.FlowEndCriteria.owners:type_name -> sluice.workload.v1.Owner
+	14, // 29: sluice.datapath.v1.FlowEndCriteria.pods:type_name -> sluice.datapath.v1.PodName
+	16, // 30: sluice.datapath.v1.FlowEndCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	17, // 31: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
+	0,  // 32: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
+	20, // 33: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	24, // 34: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	19, // 35: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	32, // 36: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	33, // 37: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	37, // 38: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	38, // 39: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
+	32, // 40: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 41: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	2,  // 42: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	34, // 43: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
+	35, // 44: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
+	21, // 45: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
+	21, // 46: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
+	36, // 47: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
+	22, // 48: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
+	23, // 49: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	23, // 50: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	10, // 51: sluice.datapath.v1.Flow.dns:type_name -> sluice.datapath.v1.DNSMessage
+	39, // 52: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
+	33, // 53: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
+	38, // 54: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 55: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	40, // 56: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
+	41, // 57: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
+	3,  // 58: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	32, // 59: sluice.datapath.v1.LostEvents.first_time:type_name -> google.protobuf.Timestamp
+	32, // 60: sluice.datapath.v1.LostEvents.last_time:type_name -> google.protobuf.Timestamp
+	36, // 61: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 62: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	34, // 63: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
+	29, // 64: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	29, // 65: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	30, // 66: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	30, // 67: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	31, // 68: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	27, // 69: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
+	42, // 70: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
+	4,  // 71: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
+	28, // 72: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
+	5,  // 73: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
+	2,  // 74: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
+	34, // 75: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
+	29, // 76: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
+	30, // 77: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	30, // 78: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	31, // 79: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
+	33, // 80: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	39, // 81: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	38, // 82: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
+	23, // 83: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	36, // 84: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	6,  // 85: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
+	32, // 86: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
+	2,  // 87: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	34, // 88: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
+	11, // 89: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	25, // 90: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	7,  // 91: sluice.datapath.v1.DNSReportService.ReportDNSMessages:input_type -> sluice.datapath.v1.ReportDNSMessagesRequest
+	18, // 92: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	26, // 93: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	9,  // 94: sluice.datapath.v1.DNSReportService.ReportDNSMessages:output_type -> sluice.datapath.v1.ReportDNSMessagesResponse
+	92, // [92:95] is the sub-list for method output_type
+	89, // [89:92] is the sub-list for method input_type
+	89, // [89:89] is the sub-list for extension type_name
+	89, // [89:89] is the sub-list for extension extendee
+	0,  // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }
@@ -3320,7 +3681,7 @@ func file_sluice_datapath_v1_observer_proto_init() {
 		return
 	}
 	file_sluice_datapath_v1_datapath_proto_init()
-	file_sluice_datapath_v1_observer_proto_msgTypes[7].OneofWrappers = []any{
+	file_sluice_datapath_v1_observer_proto_msgTypes[11].OneofWrappers = []any{
 		(*ObserveResponse_Flow)(nil),
 		(*ObserveResponse_Lost)(nil),
 		(*ObserveResponse_Repair)(nil),
@@ -3331,9 +3692,9 @@ func file_sluice_datapath_v1_observer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_observer_proto_rawDesc), len(file_sluice_datapath_v1_observer_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   21,
+			NumMessages:   25,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_sluice_datapath_v1_observer_proto_goTypes,
 		DependencyIndexes: file_sluice_datapath_v1_observer_proto_depIdxs,

@@ -186,3 +186,115 @@ var ObserverService_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "sluice/datapath/v1/observer.proto",
 }
+
+const (
+	DNSReportService_ReportDNSMessages_FullMethodName = "/sluice.datapath.v1.DNSReportService/ReportDNSMessages"
+)
+
+// DNSReportServiceClient is the client API for DNSReportService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// DNSReportService receives what sluice-dns has evaluated.
+type DNSReportServiceClient interface {
+	// ReportDNSMessages adds queries and answers to the events of Observe. INVALID_ARGUMENT: nothing was added.
+	//
+	// PERMISSION_DENIED: the caller is neither sluice-dns, root, nor listed in socket.alsoRoot of the service.
+	ReportDNSMessages(ctx context.Context, in *ReportDNSMessagesRequest, opts ...grpc.CallOption) (*ReportDNSMessagesResponse, error)
+}
+
+type dNSReportServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewDNSReportServiceClient(cc grpc.ClientConnInterface) DNSReportServiceClient {
+	return &dNSReportServiceClient{cc}
+}
+
+func (c *dNSReportServiceClient) ReportDNSMessages(ctx context.Context, in *ReportDNSMessagesRequest, opts ...grpc.CallOption) (*ReportDNSMessagesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportDNSMessagesResponse)
+	err := c.cc.Invoke(ctx, DNSReportService_ReportDNSMessages_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// DNSReportServiceServer is the server API for DNSReportService service.
+// All implementations must embed UnimplementedDNSReportServiceServer
+// for forward compatibility.
+//
+// DNSReportService receives what sluice-dns has evaluated.
+type DNSReportServiceServer interface {
+	// ReportDNSMessages adds queries and answers to the events of Observe. INVALID_ARGUMENT: nothing was added.
+	//
+	// PERMISSION_DENIED: the caller is neither sluice-dns, root, nor listed in socket.alsoRoot of the service.
+	ReportDNSMessages(context.Context, *ReportDNSMessagesRequest) (*ReportDNSMessagesResponse, error)
+	mustEmbedUnimplementedDNSReportServiceServer()
+}
+
+// UnimplementedDNSReportServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedDNSReportServiceServer struct{}
+
+func (UnimplementedDNSReportServiceServer) ReportDNSMessages(context.Context, *ReportDNSMessagesRequest) (*ReportDNSMessagesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportDNSMessages not implemented")
+}
+func (UnimplementedDNSReportServiceServer) mustEmbedUnimplementedDNSReportServiceServer() {}
+func (UnimplementedDNSReportServiceServer) testEmbeddedByValue()                          {}
+
+// UnsafeDNSReportServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to DNSReportServiceServer will
+// result in compilation errors.
+type UnsafeDNSReportServiceServer interface {
+	mustEmbedUnimplementedDNSReportServiceServer()
+}
+
+func RegisterDNSReportServiceServer(s grpc.ServiceRegistrar, srv DNSReportServiceServer) {
+	// If the following call panics, it indicates UnimplementedDNSReportServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&DNSReportService_ServiceDesc, srv)
+}
+
+func _DNSReportService_ReportDNSMessages_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportDNSMessagesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(DNSReportServiceServer).ReportDNSMessages(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: DNSReportService_ReportDNSMessages_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(DNSReportServiceServer).ReportDNSMessages(ctx, req.(*ReportDNSMessagesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// DNSReportService_ServiceDesc is the grpc.ServiceDesc for DNSReportService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var DNSReportService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "sluice.datapath.v1.DNSReportService",
+	HandlerType: (*DNSReportServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ReportDNSMessages",
+			Handler:    _DNSReportService_ReportDNSMessages_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "sluice/datapath/v1/observer.proto",
+}

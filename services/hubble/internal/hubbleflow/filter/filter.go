@@ -503,7 +503,9 @@ func (b *builder) protocols(names []string) {
 			wanted = append(wanted, func(f *flow.Flow) bool { return f.GetL4().GetICMPv4() != nil })
 		case "icmpv6":
 			wanted = append(wanted, func(f *flow.Flow) bool { return f.GetL4().GetICMPv6() != nil })
-		case "vrrp", "igmp", "dns", "http": // no flow has them
+		case "dns":
+			wanted = append(wanted, func(f *flow.Flow) bool { return f.GetL7().GetDns() != nil })
+		case "vrrp", "igmp", "http": // no flow has them
 		default:
 			b.fail("protocol", fmt.Errorf("%q is not a protocol that Hubble knows", name))
 			return
@@ -512,8 +514,8 @@ func (b *builder) protocols(names []string) {
 	b.add(func(f *flow.Flow) bool { return slices.ContainsFunc(wanted, func(m match) bool { return m(f) }) })
 }
 
-// patterns adds the conditions for names of DNS, for HTTP and for traces. Flows have none of them: a valid value
-// matches nothing, and an invalid one is refused as by Hubble.
+// patterns adds the conditions for names of DNS, for HTTP and for traces. Flows have nothing of the last two: a valid
+// value matches nothing, and an invalid one is refused as by Hubble.
 func (b *builder) patterns(x *flow.FlowFilter) {
 	for _, c := range []struct {
 		field    string
@@ -536,7 +538,7 @@ func (b *builder) patterns(x *flow.FlowFilter) {
 	for _, c := range []struct {
 		field    string
 		patterns []string
-	}{{"dns_query", x.GetDnsQuery()}, {"http_path", x.GetHttpPath()}, {"http_url", x.GetHttpUrl()}} {
+	}{{"http_path", x.GetHttpPath()}, {"http_url", x.GetHttpUrl()}} {
 		if len(c.patterns) == 0 {
 			continue
 		}
@@ -548,6 +550,10 @@ func (b *builder) patterns(x *flow.FlowFilter) {
 			}
 		}
 		b.none()
+	}
+	if err := b.queries(x.GetDnsQuery()); err != nil {
+		b.fail("dns_query", err)
+		return
 	}
 	for _, code := range x.GetHttpStatusCode() {
 		if !statusCode.MatchString(code) {

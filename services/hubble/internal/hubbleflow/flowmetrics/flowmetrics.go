@@ -142,7 +142,7 @@ func (m *Metrics) CountLost(source flow.LostEventSource, count uint64) {
 func (m *Metrics) Count(tenant string, f *flow.Flow) {
 	context := m.values(f)
 	protocol := protocolOf(f)
-	if m.enabled["drop"] && f.GetVerdict() == flow.Verdict_DROPPED {
+	if m.enabled["drop"] && f.GetVerdict() == flow.Verdict_DROPPED && f.GetL7() == nil {
 		m.add(tenant, "drop", m.drops, nil, context, f.GetDropReasonDesc().String(), protocol)
 	}
 	if m.enabled["flow"] {
@@ -155,8 +155,8 @@ func (m *Metrics) Count(tenant string, f *flow.Flow) {
 	if x := f.GetL4().GetICMPv6(); x != nil && m.enabled["icmp"] {
 		m.add(tenant, "icmp", m.icmp, []string{"IPv6", hubbleflow.ICMPName(true, x.GetType(), x.GetCode())}, context)
 	}
-	if f.GetVerdict() != flow.Verdict_FORWARDED && f.GetVerdict() != flow.Verdict_REDIRECTED {
-		return
+	if f.GetVerdict() != flow.Verdict_FORWARDED && f.GetVerdict() != flow.Verdict_REDIRECTED || f.GetL7() != nil {
+		return // the verdict on the connection counts its packet
 	}
 	if m.enabled["tcp"] {
 		for _, flag := range flags(f.GetL4().GetTCP().GetFlags()) {
@@ -274,6 +274,11 @@ func typeOf(f *flow.Flow) (kind, subtype string) {
 		return "PolicyVerdict", ""
 	case hubbleflow.TypeTrace:
 		return "Trace", strings.ToLower(strings.ReplaceAll(f.GetTraceObservationPoint().String(), "_", "-"))
+	case hubbleflow.TypeAccessLog:
+		if f.GetL7().GetDns() != nil {
+			return "L7", "DNS"
+		}
+		return "L7", ""
 	}
 	return "Unknown", strconv.Itoa(int(f.GetEventType().GetType()))
 }

@@ -139,3 +139,26 @@ func TestUnknownNamesAreRefused(t *testing.T) {
 		t.Error(fmt.Errorf("all names: %w", err))
 	}
 }
+
+// TestDNSMessagesAreFlowsOfLayer7: the verdicts on their connections count packets and drops.
+func TestDNSMessagesAreFlowsOfLayer7(t *testing.T) {
+	m := New(Options{Names: Names, MaxSeries: 100})
+	f := &flow.Flow{
+		Verdict: flow.Verdict_DROPPED, IsReply: wrapperspb.Bool(false), EventType: &flow.CiliumEventType{Type: 129},
+		L4: &flow.Layer4{Protocol: &flow.Layer4_UDP{UDP: &flow.UDP{DestinationPort: 53}}},
+		L7: &flow.Layer7{Record: &flow.Layer7_Dns{Dns: &flow.DNS{Query: "a.example."}}},
+	}
+	m.Count("shop", f)
+	f.Verdict = flow.Verdict_FORWARDED
+	m.Count("shop", f)
+	want := `
+# HELP hubble_flows_processed_total Flows, by type and verdict.
+# TYPE hubble_flows_processed_total counter
+hubble_flows_processed_total{protocol="UDP",subtype="DNS",type="L7",verdict="DROPPED"} 1
+hubble_flows_processed_total{protocol="UDP",subtype="DNS",type="L7",verdict="FORWARDED"} 1
+`
+	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "hubble_flows_processed_total", "hubble_drop_total",
+		"hubble_port_distribution_total"); err != nil {
+		t.Error(err)
+	}
+}

@@ -207,11 +207,13 @@ func (r *Recorder) writeLosses(all bool) {
 	}
 }
 
-// lossSources are Hubble's sources of losses. Hubble has none for a restart of the datapath.
+// lossSources are Hubble's sources of losses. Hubble has none for a restart of the datapath, and none for
+// sluice-dns.
 var lossSources = map[datapathv1.LossSource]flow.LostEventSource{
 	datapathv1.LossSource_LOSS_SOURCE_KERNEL:   flow.LostEventSource_PERF_EVENT_RING_BUFFER,
 	datapathv1.LossSource_LOSS_SOURCE_OBSERVER: flow.LostEventSource_OBSERVER_EVENTS_QUEUE,
 	datapathv1.LossSource_LOSS_SOURCE_RESTART:  flow.LostEventSource_UNKNOWN_LOST_EVENT_SOURCE,
+	datapathv1.LossSource_LOSS_SOURCE_DNS:      flow.LostEventSource_UNKNOWN_LOST_EVENT_SOURCE,
 }
 
 // Facts returns what the index of the history has of a flow.

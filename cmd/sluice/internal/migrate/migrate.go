@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
@@ -90,6 +91,8 @@ type report struct {
 	Values      map[string]any `json:"values"`
 
 	policies []object
+	// kept is how long addresses of names must stay after their TTL; 0: the default is enough.
+	kept time.Duration
 }
 
 // object is a decoded document.

@@ -163,3 +163,48 @@ func TestEachSettingIsComparedOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestSettingsOfTheDNSProxyAreCompared: each has a setting, or a line that says why not.
+func TestSettingsOfTheDNSProxyAreCompared(t *testing.T) {
+	r := newReport()
+	r.addConfig(object{
+		"tofqdns-min-ttl": "3600", "tofqdns-idle-connection-grace-period": "30m", "tofqdns-pre-cache": "/names.json",
+		"tofqdns-endpoint-max-ip-per-hostname": "5000", "tofqdns-proxy-response-max-delay": "50ms",
+		"tofqdns-dns-reject-response-code": "nameError", "tofqdns-enable-dns-compression": "true", "tofqdns-proxy-port": "0",
+		"tofqdns-max-deferred-connection-deletes": "10000", "tofqdns-preallocate-identities": "true",
+		"dnsproxy-enable-transparent-mode": "true", "dnsproxy-concurrency-limit": "100",
+		"dnsproxy-concurrency-processing-grace-period": "0s", "dnsproxy-lock-count": "131",
+		"dnsproxy-lock-timeout": "500ms", "dnsproxy-socket-linger-timeout": "10",
+		"dnsproxy-insecure-skip-transparent-mode-check": "false",
+	})
+	r.finish()
+	requireLines(t, "missing", r.Missing, "tofqdns-pre-cache: no file with names is read")
+	requireLines(t, "differs", r.Differs, "dnsproxy-concurrency-limit: fixed limits for each pod",
+		"tofqdns-endpoint-max-ip-per-hostname: a name has 1,024 addresses at most; further")
+	requireLines(t, "works", r.Works, "dnsproxy-concurrency-processing-grace-period: not needed",
+		"dnsproxy-enable-transparent-mode: the server sees the address",
+		"dnsproxy-insecure-skip-transparent-mode-check: not needed", "dnsproxy-lock-count: not needed",
+		"dnsproxy-lock-timeout: not needed", "dnsproxy-socket-linger-timeout: not needed",
+		"tofqdns-dns-reject-response-code: containers.dns.settings.refusal: nxdomain",
+		"tofqdns-enable-dns-compression: not needed: answers pass unchanged",
+		"tofqdns-idle-connection-grace-period: containers.policy.settings.names.grace: ",
+		"tofqdns-max-deferred-connection-deletes: not needed",
+		"tofqdns-min-ttl: containers.policy.settings.names.grace: 1h0m0s", "tofqdns-preallocate-identities: not needed",
+		"tofqdns-proxy-port: not needed", "tofqdns-proxy-response-max-delay: containers.dns.settings.hold: 100ms")
+	if len(r.NotCompared) > 0 {
+		t.Errorf("not compared: %q", r.NotCompared)
+	}
+	requireValues(t, r, `
+containers:
+  policy: {settings: {names: {grace: 1h0m0s}}}
+  dns: {settings: {hold: 100ms, refusal: nxdomain}}
+`)
+	r = newReport()
+	r.addValues(object{"dnsProxy": object{
+		"minTtl": 0, "idleConnectionGracePeriod": "0s", "endpointMaxIpPerHostname": 1000, "dnsRejectResponseCode": "refused",
+	}})
+	r.finish()
+	requireLines(t, "works", r.Works, "dnsProxy.dnsRejectResponseCode: containers.dns.settings.refusal: refused",
+		"dnsProxy.endpointMaxIpPerHostname: a name has 1,024 addresses at most",
+		"dnsProxy.idleConnectionGracePeriod: addresses stay 10m0s", "dnsProxy.minTtl: addresses stay 10m0s")
+}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // setting compares one setting of Cilium.
@@ -232,8 +233,99 @@ var settings = []setting{
 			differs(r, from, value, "components.monitoring.enabled, with Sluice's metrics")
 		}
 	}},
+	{"tofqdns-min-ttl", "dnsProxy.minTtl", func(r *report, from, value string) {
+		judgeKept(r, from, value, value+"s")
+	}},
+	{"tofqdns-idle-connection-grace-period", "dnsProxy.idleConnectionGracePeriod", func(r *report, from, value string) {
+		judgeKept(r, from, value, value)
+	}},
+	{"tofqdns-max-deferred-connection-deletes", "dnsProxy.maxDeferredConnectionDeletes", ignored(
+		"addresses in use stay as long as a connection uses them")},
+	{"tofqdns-endpoint-max-ip-per-hostname", "dnsProxy.endpointMaxIpPerHostname", judgePerName},
+	{"tofqdns-proxy-response-max-delay", "dnsProxy.proxyResponseMaxDelay", judgeHold},
+	{"tofqdns-dns-reject-response-code", "dnsProxy.dnsRejectResponseCode", judgeRefusal},
+	{"tofqdns-pre-cache", "dnsProxy.preCache", func(r *report, from, value string) {
+		if value != "" {
+			missing(r, from, value, "no file with names is read; sluice fqdn learn adds names")
+		}
+	}},
+	{"tofqdns-proxy-port", "dnsProxy.proxyPort", ignored("DNS over UDP takes no port of the node")},
+	{"tofqdns-enable-dns-compression", "dnsProxy.enableDnsCompression", ignored("answers pass unchanged")},
+	{"tofqdns-preallocate-identities", "dnsProxy.preAllocateIdentities", ignored("addresses of names take no identities")},
+	{"dnsproxy-enable-transparent-mode", "dnsProxy.enableTransparentMode", has(
+		"the server sees the address and port of the pod", "the server sees the address and port of the pod")},
+	{"dnsproxy-insecure-skip-transparent-mode-check", "", ignored("there is no such check")},
+	{"dnsproxy-concurrency-limit", "", func(r *report, from, value string) {
+		if value != "" && value != "0" {
+			differs(r, from, value, "fixed limits for each pod: 512 open queries and 512 held answers; further answers pass and "+
+				"teach nothing, and no query is refused")
+		}
+	}},
+	{"dnsproxy-concurrency-processing-grace-period", "", ignored("no query waits for others")},
+	{"dnsproxy-lock-count", "dnsProxy.lockCount", ignored("there are no such locks")},
+	{"dnsproxy-lock-timeout", "dnsProxy.lockTimeout", ignored("there are no such locks")},
+	{"dnsproxy-socket-linger-timeout", "dnsProxy.socketLingerTimeout", ignored("DNS over UDP uses no sockets")},
 	{"", "k8sServiceHost", func(*report, string, string) {}}, // with the port
 	{"", "k8sServicePort", func(*report, string, string) {}},
+}
+
+// ignored is a setting for which Sluice has no use, with the reason.
+func ignored(why string) func(*report, string, string) {
+	return func(r *report, from, value string) {
+		if value != "" {
+			works(r, from, value, "not needed: "+why)
+		}
+	}
+}
+
+// keptFor is the default of names.grace of sluice-policy.
+const keptFor = 10 * time.Minute
+
+// judgeKept compares how long addresses of names stay after their TTL at least.
+func judgeKept(r *report, from, value, duration string) {
+	d, err := time.ParseDuration(duration)
+	switch {
+	case err != nil:
+	case d <= keptFor:
+		works(r, from, value, fmt.Sprintf("addresses stay %s after their TTL", keptFor))
+	default:
+		r.kept = max(r.kept, min(d, 24*time.Hour))
+		r.set("containers.policy.settings.names.grace", r.kept.String())
+		works(r, from, value, "containers.policy.settings.names.grace: "+r.kept.String())
+	}
+}
+
+// maxPerName is the maximum number of addresses of one name.
+const maxPerName = 1024
+
+func judgePerName(r *report, from, value string) {
+	n, err := strconv.Atoi(value)
+	switch {
+	case err != nil:
+	case n <= maxPerName:
+		works(r, from, value, "a name has 1,024 addresses at most")
+	default:
+		differs(r, from, value, "a name has 1,024 addresses at most; further ones are not learned")
+	}
+}
+
+func judgeHold(r *report, from, value string) {
+	d, err := time.ParseDuration(value)
+	if err != nil || d <= 0 {
+		return
+	}
+	d = min(max(d, 100*time.Millisecond), 10*time.Second)
+	r.set("containers.dns.settings.hold", d.String())
+	works(r, from, value, "containers.dns.settings.hold: "+d.String())
+}
+
+func judgeRefusal(r *report, from, value string) {
+	answer, ok := map[string]string{"refused": "refused", "nameError": "nxdomain"}[value]
+	if !ok {
+		return
+	}
+	r.set("containers.dns.settings.refusal", answer)
+	works(r, from, value, "containers.dns.settings.refusal: "+answer+"; the default, auto, also serves search domains")
 }
 
 func judgeRouting(r *report, from, value string) {

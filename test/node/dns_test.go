@@ -327,13 +327,11 @@ func TestFaultKillDNSLosesNoEnforcedName(t *testing.T) {
 	}
 }
 
-// TestServersOfEveryKindTeach: addresses are learned from a DNS server on the node itself, such as NodeLocal DNSCache,
-// and from a server in a pod on another port.
-func TestServersOfEveryKindTeach(t *testing.T) {
+// TestNodeLocalDNSCacheTeaches resolves names by a server on the node itself, at an address of a device of its own.
+func TestNodeLocalDNSCacheTeaches(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	pods := n.addPods(t, "client", "dns")
-	client, server := pods[0], pods[1]
+	client := n.addPods(t, "client")[0]
 	s := n.nameServer(t)
 	cache := netip.MustParseAddr("169.254.20.10")
 	if err := pod.In(n.Netns(), func() error {
@@ -347,50 +345,61 @@ func TestServersOfEveryKindTeach(t *testing.T) {
 		t.Fatalf("make the device of the cache: %v", err)
 	}
 	s.listen(t, pod.Pod{Name: "node", Netns: n.Netns()}, netip.AddrPortFrom(cache, 53))
-	s.listen(t, server, netip.AddrPortFrom(server.IPv4, 5353))
-	s.listen(t, server, netip.AddrPortFrom(server.IPv6, 5353))
-	enforce(t, n.policies(t), `
+	enforce(t, n.policies(t), namesPolicyOf(`
+  - toEntities: [host]
+    toPorts:
+    - ports: [{protocol: UDP, port: "53"}]
+      rules: {dns: [{matchName: host.service.example}]}
+`))
+	s.wantTaught(t, client, netip.AddrPortFrom(cache, 53), "host.service.example.", "pod.service.example.")
+}
+
+// TestDNSOnPort5353OfProtocolANYTeaches resolves names by a pod at another port, in both families, by a rule for every
+// protocol.
+func TestDNSOnPort5353OfProtocolANYTeaches(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "dns")
+	client, server := pods[0], pods[1]
+	s := n.nameServer(t)
+	enforce(t, n.policies(t), namesPolicyOf(`
+  - toEndpoints: [{matchLabels: {app: dns}}]
+    toPorts:
+    - ports: [{protocol: ANY, port: "5353"}]
+      rules: {dns: [{matchName: pod.service.example}]}
+`))
+	for _, a := range server.Addresses() {
+		at := netip.AddrPortFrom(a, 5353)
+		s.listen(t, server, at)
+		s.wantTaught(t, client, at, "pod.service.example.", "host.service.example.")
+	}
+}
+
+// namesPolicyOf returns a policy that allows connections to names below service.example, with a DNS rule.
+func namesPolicyOf(dnsRule string) string {
+	return `
 apiVersion: cilium.io/v2
 kind: CiliumNetworkPolicy
 metadata: {name: client}
 spec:
   endpointSelector: {matchLabels: {app: client}}
-  egress:
-  - toEntities: [host]
-    toPorts:
-    - ports: [{protocol: UDP, port: "53"}]
-      rules: {dns: [{matchName: host.service.example}]}
-  - toEndpoints: [{matchLabels: {app: dns}}]
-    toPorts:
-    - ports: [{protocol: ANY, port: "5353"}]
-      rules: {dns: [{matchName: pod.service.example}]}
+  egress:` + dnsRule + `
   - toFQDNs: [{matchPattern: "*.service.example"}]
     toPorts: [{ports: [{protocol: TCP, port: "7003"}]}]
-`)
-	for _, c := range []struct {
-		name, refused string
-		server        netip.AddrPort
-		kind          dnsmessage.Type
-	}{
-		{"host.service.example.", "pod.service.example.", netip.AddrPortFrom(cache, 53), dnsmessage.TypeA},
-		{"pod.service.example.", "host.service.example.", netip.AddrPortFrom(server.IPv4, 5353), dnsmessage.TypeA},
-		{"pod.service.example.", "host.service.example.", netip.AddrPortFrom(server.IPv6, 5353), dnsmessage.TypeAAAA},
-	} {
-		r := newResolver(t, client, c.server)
-		before := s.queries(c.refused)
-		if code, _, err := r.ask(c.refused, c.kind, 3); err != nil || code != dnsmessage.RCodeRefused ||
-			s.queries(c.refused) != before {
-			t.Errorf("%s by %s: %v, %v, want it refused on the node", c.refused, c.server, code, err)
-		}
-		_, addresses, err := r.ask(c.name, c.kind, 3)
-		if err != nil || len(addresses) != 1 {
-			t.Errorf("%s by %s: %v, %v", c.name, c.server, addresses, err)
-			continue
-		}
-		ctx, cancel := deadline(t)
-		if err := talk(ctx, client, netip.AddrPortFrom(addresses[0], servedPort)); err != nil {
-			t.Errorf("connect to %s, which %s has answered: %v", addresses[0], c.server, err)
-		}
-		cancel()
+`
+}
+
+// wantTaught fails the test unless a server teaches a name, and another name is refused on the node.
+func (s *nameServer) wantTaught(t *testing.T, client pod.Pod, server netip.AddrPort, name, refused string) {
+	t.Helper()
+	kind := dnsmessage.TypeA
+	if server.Addr().Is6() {
+		kind = dnsmessage.TypeAAAA
 	}
+	before := s.queries(refused)
+	if code, _, err := newResolver(t, client, server).ask(refused, kind, 3); err != nil ||
+		code != dnsmessage.RCodeRefused || s.queries(refused) != before {
+		t.Errorf("%s by %s: %v, %v, want it refused on the node", refused, server, code, err)
+	}
+	wantOpen(t, client, resolve(t, client, server, name))
 }

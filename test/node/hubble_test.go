@@ -43,8 +43,8 @@ type hubbleEndpoint struct {
 	Labels             []string
 }
 
-// hubble calls a method of sluice-hubble and returns its answers.
-func (n *testNode) hubble(t *testing.T, method, request string) (all []hubbleMessage, err error) {
+// hubbleJSON calls a method of sluice-hubble and returns its answers as text.
+func (n *testNode) hubbleJSON(t *testing.T, method, request string) ([]byte, error) {
 	t.Helper()
 	ctx, cancel := deadline(t)
 	defer cancel()
@@ -55,6 +55,16 @@ func (n *testNode) hubble(t *testing.T, method, request string) (all []hubbleMes
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w: %s", method, err, errOut.String())
+	}
+	return out, nil
+}
+
+// hubble calls a method of sluice-hubble and returns its answers.
+func (n *testNode) hubble(t *testing.T, method, request string) (all []hubbleMessage, err error) {
+	t.Helper()
+	out, err := n.hubbleJSON(t, method, request)
+	if err != nil {
+		return nil, err
 	}
 	for d := json.NewDecoder(bytes.NewReader(out)); ; {
 		var m hubbleMessage

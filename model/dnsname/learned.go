@@ -5,8 +5,8 @@ package dnsname
 
 import "strings"
 
-// Learned is the key of a name with learned addresses. What an answer to a pod has taught is for the pods of its
-// namespace alone, so that no namespace can teach addresses to others. What was added by hand is for all pods.
+// Learned is the key of a name with learned addresses. An answer to a pod teaches the pods of its namespace alone, so
+// that no namespace can teach addresses to others. Names that were added by hand are for all pods.
 //
 // The text is the name, or the name, a zero byte and the namespace. Neither has a zero byte.
 type Learned string

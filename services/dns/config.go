@@ -44,7 +44,7 @@ type NamesConfig struct {
 	Addresses int `config:"addresses" help:"addresses that are remembered for all names together"`
 }
 
-// SharesConfig defines the tenants among which the limits of names are divided. The keys are those of the other services.
+// SharesConfig defines the tenants among which the limits of names are divided. Other services have the same keys.
 type SharesConfig struct {
 	TenantLabel      string   `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
 	Unlabelled       string   `config:"unlabelled" enum:"each,together" help:"each: a namespace without the label is a tenant; together: they are one"`

@@ -387,6 +387,14 @@ var All = []Bound{
 		Shown:  "`sluice shares`", Tests: []string{"TestKernelAffinityFromOutsideLeavesThatOfPods"},
 	},
 	{
+		Name: "records of TCP connections that policies terminated", Process: datapath, Default: "10,752 of each family",
+		Divided: ByEndpoint,
+		Beyond: "TCP connections of an endpoint above its guarantee are not picked up without an entry for " +
+			"`connections.tcpEstablished`",
+		Shown: "`sluice shares`, `sluice_datapath_connections_unremembered_total`",
+		Tests: []string{"TestKernelTerminatedConnectionsOfOnePodLeaveThoseOfOthers"},
+	},
+	{
 		Name: "events that wait for the datapath", Process: datapath, Default: "6,898", Divided: ByEndpoint,
 		Beyond: "events of an endpoint above its guarantee are left out and counted",
 		Shown:  "`observe` (lost events), `sluice_datapath_events_lost_total`, `sluice shares`",

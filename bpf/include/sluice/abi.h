@@ -620,7 +620,11 @@ _Static_assert(!(SL_RING4 & (SL_RING4 - 1)) && !(SL_RING6 & (SL_RING6 - 1)), "po
  */
 struct sl_revoked {
 	__u32 last_s SL_AS("seconds"); /* CLOCK_MONOTONIC, seconds; of the last denied packet */
-	__u32 flags SL_CT_FLAG_BITS; /* SL_CT_ORIG_LO, SL_CT_UNORIENTED, SL_CT_VIA_STACK */
+	/* SL_CT_ORIG_LO, SL_CT_UNORIENTED, SL_CT_VIA_STACK; upper half: the endpoint that the
+	 * record is charged to, 0: none
+	 */
+	__u32 flags SL_BITS(
+		"begun-by-lo@0 via-stack@5 unoriented@11 endpoint@16:16=endpoint");
 };
 _Static_assert(sizeof(struct sl_revoked) == 8, "one word");
 
@@ -654,7 +658,9 @@ struct sl_budget {
 #define SL_BOUND_EVENTS 5 /* events that wait in the ring buffer */
 #define SL_BOUND_ANSWERS 6 /* a rate; see rate.h */
 #define SL_BOUND_TOO_BIG 7 /* a rate; see rate.h */
-#define SL_BOUNDS 8
+#define SL_BOUND_REVOKED4 8 /* records of terminated connections; see revoked.h */
+#define SL_BOUND_REVOKED6 9
+#define SL_BOUNDS 10
 
 /*
  * Value of sl_bound, at index bound. The datapath writes guarantee and common when it opens the
@@ -673,12 +679,12 @@ _Static_assert(sizeof(struct sl_bound) == 16, "no padding");
 struct sl_held {
 	__u32 n[SL_BOUNDS];
 };
-_Static_assert(sizeof(struct sl_held) == 32, "half a cache line");
+_Static_assert(sizeof(struct sl_held) == 40, "a multiple of 8");
 
 /* Counters of sl_refused: the bounds above, then connections beyond the budget. */
-#define SL_REFUSED_CONNECTION4 8
-#define SL_REFUSED_CONNECTION6 9
-#define SL_REFUSED 10
+#define SL_REFUSED_CONNECTION4 SL_BOUNDS
+#define SL_REFUSED_CONNECTION6 (SL_BOUNDS + 1)
+#define SL_REFUSED (SL_BOUNDS + 2)
 
 /*
  * Value of sl_refused, at the slot or SL_BUDGET_OUTSIDE: packets, answers and events that were
@@ -687,7 +693,7 @@ _Static_assert(sizeof(struct sl_held) == 32, "half a cache line");
 struct sl_refused {
 	__u32 n[SL_REFUSED];
 };
-_Static_assert(sizeof(struct sl_refused) == 40, "a multiple of 8");
+_Static_assert(sizeof(struct sl_refused) == 48, "a multiple of 8");
 
 /* Index of sl_ct_stats. */
 enum sl_ct_stat {

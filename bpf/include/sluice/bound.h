@@ -24,7 +24,7 @@ static __always_inline __u32 held(__u32 bound, __u32 slot)
 {
 	struct sl_held *counts = bpf_map_lookup_elem(&sl_held, &slot);
 
-	return counts ? READ_ONCE(counts->n[bound & (SL_BOUNDS - 1)]) : 0;
+	return counts && bound < SL_BOUNDS ? READ_ONCE(counts->n[bound]) : 0;
 }
 
 /* Adds n to an endpoint's count of a bound; n may be negative modulo 2^32. */
@@ -32,8 +32,8 @@ static __always_inline void hold(__u32 bound, __u32 slot, __u32 n)
 {
 	struct sl_held *counts = bpf_map_lookup_elem(&sl_held, &slot);
 
-	if (counts)
-		__sync_fetch_and_add(&counts->n[bound & (SL_BOUNDS - 1)], n);
+	if (counts && bound < SL_BOUNDS)
+		__sync_fetch_and_add(&counts->n[bound], n);
 }
 
 /* How many entries of a bound each endpoint may have, regardless of the others. */

@@ -59,14 +59,13 @@ static __always_inline bool within_rate_of(__u32 at, __u32 limit, __u32 bound, _
 	struct sl_rate *rate = rate_at(at, now);
 	__u32 taken, takers;
 
-	if (!rate || !counts)
+	if (!rate || !counts || bound >= SL_BOUNDS)
 		return false;
 	if (rate->given >= 2 * limit) {
 		count_refused(bound, slot);
 		return false;
 	}
-	taken = taken_in(READ_ONCE(counts->n[bound & (SL_BOUNDS - 1)]),
-			 (__u32)(now / SL_RATE_WINDOW));
+	taken = taken_in(READ_ONCE(counts->n[bound]), (__u32)(now / SL_RATE_WINDOW));
 	takers = rate->takers > rate->last_takers ? rate->takers : rate->last_takers;
 	if ((taken & 0xffff) >= limit / 2 / (takers ? takers : 1)) {
 		if (rate->common >= limit / 2) {
@@ -79,8 +78,7 @@ static __always_inline bool within_rate_of(__u32 at, __u32 limit, __u32 bound, _
 	if (!(taken & 0xffff))
 		rate->takers++;
 	/* two CPUs may both take the last one */
-	*(volatile __u32 *)&counts->n[bound & (SL_BOUNDS - 1)] =
-		taken + ((taken & 0xffff) != 0xffff);
+	*(volatile __u32 *)&counts->n[bound] = taken + ((taken & 0xffff) != 0xffff);
 	rate->given++;
 	return true;
 }

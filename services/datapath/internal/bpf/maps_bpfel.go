@@ -300,7 +300,7 @@ type MapsSlFront struct {
 
 type MapsSlHeld struct {
 	_ structs.HostLayout
-	N [8]uint32
+	N [10]uint32
 }
 
 type MapsSlIpcache struct {
@@ -599,7 +599,7 @@ const (
 
 type MapsSlRefused struct {
 	_ structs.HostLayout
-	N [10]uint32
+	N [12]uint32
 }
 
 type MapsSlRevoked struct {

@@ -328,7 +328,8 @@ func Open(ctx context.Context, o Options) (_ *Kernel, err error) {
 		return nil, err
 	}
 	k.Connections, err = conntrack.Open(k.Pins, conntrack.Options{
-		Endpoints: k.Endpoints, Worlds: o.worlds(), KeepAnswers: k.Translations.KeepAnswers, Log: o.Log,
+		Endpoints: k.Endpoints, Bounds: k.Bounds, Worlds: o.worlds(), KeepAnswers: k.Translations.KeepAnswers,
+		Log: o.Log,
 	})
 	if err != nil {
 		return nil, err

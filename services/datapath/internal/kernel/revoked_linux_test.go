@@ -9,6 +9,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
@@ -82,8 +83,8 @@ func TestKernelCollectorRemovesIdleRecordsOfRevokedConnections(t *testing.T) {
 	}
 }
 
-// TestKernelPickUpResumesWhenUnrecordedConnectionsHaveExpired: if a revoked connection cannot be recorded, its two
-// endpoints pick up no connections for connections.tcpEstablished. A collector that starts waits as long.
+// TestKernelPickUpResumesWhenUnrecordedConnectionsHaveExpired: if a revoked connection cannot be recorded, the endpoint
+// whose policy denies it picks up no connections for connections.tcpEstablished. A collector that starts waits as long.
 func TestKernelPickUpResumesWhenUnrecordedConnectionsHaveExpired(t *testing.T) {
 	th := newTheatre(t, false)
 	col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
@@ -111,9 +112,73 @@ func TestKernelPickUpResumesWhenUnrecordedConnectionsHaveExpired(t *testing.T) {
 	if c, err := th.k.Connections.Counters(); err != nil || c.Unremembered != 1 {
 		t.Errorf("%d revoked connections could not be recorded, %v, want 1", c.Unremembered, err)
 	}
-	check(8100, 2)
-	check(16099, 2)
+	check(8100, 1)
+	check(16099, 1)
 	check(16100, 0)
+}
+
+// TestKernelTerminatedConnectionsOfOnePodLeaveThoseOfOthers: the policy of a pod terminates more connections than its
+// share of the records. Terminated connections of another pod are still recorded, and only the first pod picks up no
+// connections. The records of a removed endpoint are removed.
+func TestKernelTerminatedConnectionsOfOnePodLeaveThoseOfOthers(t *testing.T) {
+	for family, v6 := range []bool{false, true} {
+		t.Run([]string{"IPv4", "IPv6"}[family], func(t *testing.T) {
+			th := newTheatre(t, v6)
+			of := []bound.Bound{bound.Revoked4, bound.Revoked6}[family]
+			greedy, other := th.pods["b"].Slot, th.pods["a"].Slot
+			update(t, th.k, bpf.MapsMapSlBound, uint32(of), bpf.MapsSlBound{Guarantee: 3, Common: 3})
+			port := uint16(4000)
+			terminate := func(who string, p endpointmap.Policy) {
+				t.Helper()
+				port++
+				for _, a := range handshake(port, 80) {
+					th.expect(t, a)
+				}
+				setPolicy(t, th.k, th.pods[who].Slot, p)
+				th.expect(t, say("a", "b", segment(port, 80, flagACK), event.PolicyDenied))
+				setPolicy(t, th.k, th.pods[who].Slot, bothWays)
+			}
+			for range 6 {
+				terminate("b", endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+			}
+			stopped(0)(t, th)
+			terminate("b", endpointmap.Policy{Egress: nodetable.Allow, Ingress: nodetable.Deny})
+			stopped(1)(t, th)
+			for range 3 {
+				terminate("a", endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Allow})
+			}
+			stopped(1)(t, th)
+			if c, err := th.k.Connections.Counters(); err != nil || c.Unremembered != 1 {
+				t.Errorf("%d connections could not be recorded, %v, want 1", c.Unremembered, err)
+			}
+			if a, b := th.k.Bounds.Refusals(of, greedy), th.k.Bounds.Refusals(of, other); a != 1 || b != 0 {
+				t.Errorf("%d and %d refusals, want one of the first pod", a, b)
+			}
+			held := func(first, second int) {
+				t.Helper()
+				if a, b := th.k.Bounds.Held(of, greedy), th.k.Bounds.Held(of, other); a != first || b != second {
+					t.Errorf("%d and %d records are charged, want %d and %d", a, b, first, second)
+				}
+			}
+			held(6, 3)
+			col, cl := newCollector(t, th.k, conntrack.CollectorOptions{})
+			cl.now.Store(conntrack.MonotonicSeconds())
+			collect(t, col)
+			held(6, 3)
+			// the last connection may go on, and is no longer recorded
+			th.expect(t, say("a", "b", segment(port, 80, flagACK), event.ForwardedToPod))
+			for _, c := range th.connections(t) {
+				m, key := th.k.Connections.Map(c.Tuple)
+				must(t, "evict", m.Delete(key))
+			}
+			th.expect(t, say("a", "b", segment(port, 80, flagACK), event.ForwardedOutside))
+			held(6, 2)
+			must(t, "remove the first pod", th.k.Endpoints.Unpublish(greedy))
+			if p := collect(t, col); p.Revoked[family] != 2 {
+				t.Errorf("%d records are left, want 2", p.Revoked[family])
+			}
+		})
+	}
 }
 
 // TestKernelALostConnectionMapStopsPickUp: a connection map that is missing at a start may have held revoked

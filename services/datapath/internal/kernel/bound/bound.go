@@ -33,23 +33,26 @@ const (
 	Affinity4
 	Affinity6
 	Events
-	counted
+	// Answers and TooBig are rates. This package counts only their refusals.
+	Answers
+	TooBig
+	// Revoked4 and Revoked6 are the records of TCP connections that a policy has terminated.
+	Revoked4
+	Revoked6
+	// all is the number of counters of an endpoint in sl_held.
+	all
 )
 
-// Bounds for which this package only counts refusals: rates, and connections, which package conntrack divides.
+// Connections, which package conntrack divides. This package counts only their refusals.
 const (
-	Answers Bound = iota + counted
-	TooBig
-	Connections4
+	Connections4 = all + iota
 	Connections6
 	refusals
-	// all is the number of counters of an endpoint in sl_held.
-	all = Connections4
 )
 
 var names = [refusals]string{
 	"translations-ipv4", "translations-ipv6", "fragments", "affinity-ipv4", "affinity-ipv6", "events",
-	"answers", "too-big", "connections-ipv4", "connections-ipv6",
+	"answers", "too-big", "revoked-ipv4", "revoked-ipv6", "connections-ipv4", "connections-ipv6",
 }
 
 // String returns the name of the bound in metrics and documents.
@@ -62,7 +65,7 @@ func (b Bound) String() string {
 
 // Counted lists the bounds whose entries are counted.
 func Counted() []Bound {
-	return []Bound{Translations4, Translations6, Fragments, Affinity4, Affinity6, Events}
+	return []Bound{Translations4, Translations6, Fragments, Affinity4, Affinity6, Events, Revoked4, Revoked6}
 }
 
 // shared returns how many entries of a map the endpoints share: an eighth stays free for new endpoints.
@@ -74,9 +77,9 @@ type Bounds struct {
 	gate         pin.Gate
 	bounds, held []byte
 	refusals     []byte
-	sizes        [counted]int
-	outsides     [counted]int // capacities for outside senders
-	outside      [counted]atomic.Int64
+	sizes        [all]int
+	outsides     [all]int // capacities for outside senders
+	outside      [all]atomic.Int64
 	// of endpoints
 	frag, aff4, aff6 *ebpf.Map
 	// of outside senders
@@ -107,8 +110,10 @@ func Open(pm *pin.Maps) *Bounds {
 		b.sizes[of] = shared(int(pm.Map(names[0]).MaxEntries()))
 		b.outsides[of] = int(pm.Map(names[1]).MaxEntries())
 	}
+	b.sizes[Revoked4] = shared(int(pm.Map(bpf.MapsMapSlRevoked4).MaxEntries()))
+	b.sizes[Revoked6] = shared(int(pm.Map(bpf.MapsMapSlRevoked6).MaxEntries()))
 	b.sizes[Events] = int(pm.Map(bpf.MapsMapSlEvents).MaxEntries()) / eventBytes
-	for of := range counted {
+	for of := range all {
 		if !pm.ValidateOnly && b.sizes[of] > 0 && atomic.LoadUint32(b.word(of, guarantee)) == 0 {
 			b.divide(of)
 		}
@@ -160,7 +165,7 @@ func (b *Bounds) Most(of Bound, s endpointmap.ID) int {
 }
 
 // Outside returns how many entries of a bound outside senders used at the last pass, and their limit. They have no
-// events.
+// events and no records of terminated connections.
 func (b *Bounds) Outside(of Bound) (used, most int) {
 	return int(b.outside[of].Load()), b.outsides[of]
 }

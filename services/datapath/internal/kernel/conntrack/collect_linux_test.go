@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipcache"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/ipmap"
@@ -63,7 +64,8 @@ func open(t testing.TB, o CollectorOptions) *instance {
 	i.pod.Slot, err = endpoints.Publish(t.Context(), i.pod)
 	must(t, "publish", err)
 	i.Connections, err = Open(pins, Options{
-		Endpoints: endpoints, Worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}, Log: log,
+		Endpoints: endpoints, Bounds: bound.Open(pins),
+		Worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}, Log: log,
 	})
 	must(t, "open", err)
 	t.Cleanup(func() { must(t, "close", i.Connections.Close()) })

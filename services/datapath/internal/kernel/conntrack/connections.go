@@ -14,6 +14,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
@@ -23,6 +24,7 @@ type Connections struct {
 	log       *slog.Logger
 	pins      *pin.Maps
 	endpoints *endpointmap.Maps
+	bounds    *bound.Bounds
 	worlds    [2]identity.Numeric // identities of addresses outside the ipcache
 
 	gate        pin.Gate
@@ -40,6 +42,8 @@ type Connections struct {
 type Options struct {
 	// Endpoints are the endpoints that connections belong to.
 	Endpoints *endpointmap.Maps
+	// Bounds divides the records of terminated connections among the endpoints.
+	Bounds *bound.Bounds
 	// Worlds are the identities of addresses outside the ipcache, for IPv4 and IPv6.
 	Worlds [2]identity.Numeric
 	// KeepAnswers stores what later answers of a connection to a service need, before its entry is flushed; nil: nothing.
@@ -50,7 +54,7 @@ type Options struct {
 // Open returns the connections in the given maps. It writes nothing.
 func Open(pm *pin.Maps, o Options) (*Connections, error) {
 	ct := &Connections{
-		log: o.Log, pins: pm, endpoints: o.Endpoints, worlds: o.Worlds, gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
+		log: o.Log, pins: pm, endpoints: o.Endpoints, bounds: o.Bounds, worlds: o.Worlds, gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
 		flushing: make(chan struct{}, 1), keepAnswers: o.KeepAnswers,
 	}
 	return ct, ct.findStates()

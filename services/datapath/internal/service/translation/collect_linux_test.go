@@ -53,7 +53,8 @@ func open(t testing.TB) *instance {
 	endpoints := endpointmap.Open(i.pins, ipcache.New(ipmap.Open(i.pins), log), endpointmap.Options{Log: log})
 	must(t, "settle the endpoints", endpoints.Initialise())
 	i.connections, err = conntrack.Open(i.pins, conntrack.Options{
-		Endpoints: endpoints, Worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}, Log: log,
+		Endpoints: endpoints, Bounds: bound.Open(i.pins),
+		Worlds: [2]identity.Numeric{identity.WorldIPv4, identity.WorldIPv6}, Log: log,
 	})
 	must(t, "open the connections", err)
 	t.Cleanup(func() { must(t, "close the connections", i.connections.Close()) })

@@ -375,6 +375,12 @@ var All = []Bound{
 		Shown:  "`sluice shares`", Tests: []string{"TestKernelTranslationsFromOutsideLeaveThoseOfPods"},
 	},
 	{
+		Name: "copies of translations of connections from outside and of the host", Process: datapath,
+		Default: "16,384 for IPv4, 8,192 for IPv6", Divided: Undivided,
+		Beyond: "the least recently used copies are evicted; pods have maps of their own",
+		Shown:  "`sluice map dump sl_answers4`", Tests: []string{"TestKernelAnswersFromOutsideLeaveThoseOfPods"},
+	},
+	{
 		Name: "fragmented datagrams from outside, from other nodes and from the host", Process: datapath,
 		Default: "8,192", Divided: Undivided,
 		Beyond: "the least recently used entries are evicted; later fragments of their datagrams are dropped",

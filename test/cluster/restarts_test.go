@@ -302,6 +302,8 @@ func (r *restarted) entries(port uint16) string {
 			{"map", "dump", "sl_xl6"},
 			{"map", "dump", "sl_answers4"},
 			{"map", "dump", "sl_answers6"},
+			{"map", "dump", "sl_pod_answers4"},
+			{"map", "dump", "sl_pod_answers6"},
 			{"map", "dump", "sl_metrics"},
 		} {
 			out, err := n.run(context.Background(), args...)

@@ -899,7 +899,7 @@ struct sl_packet {
 /* sl_packet.untold */
 #define SL_UNTOLD 1
 #define SL_UNTOLD_AFFINITY 2 /* as above, and session affinity is stored with it */
-#define SL_UNTOLD_COPY 3 /* the translation was lost; its copy in sl_answers4/6 has it */
+#define SL_UNTOLD_COPY 3 /* the translation was lost; its copy in the maps of answers has it */
 
 /* sl_packet.news: events to send in addition to the verdict on the packet. */
 #define SL_NEWS_VERDICT 0x1 /* a connection was evaluated */

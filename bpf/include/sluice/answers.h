@@ -6,8 +6,8 @@
 /*
  * The entry of a service connection records which address its answers must come from. The map may
  * evict the entry and an operator may flush it, and the server may be the next to send. Therefore
- * the first answer stores the same information in sl_answers4 or sl_answers6, with the
- * untranslated answer as key: which end began the connection, and what it had requested. A record
+ * the first answer stores the same information in the maps of answers, with the untranslated
+ * answer as key: which end began the connection, and what it had requested. A record
  * is not a verdict: the packet is evaluated as an answer of that connection, under the current
  * policy. The same holds for a copy of the translation of requests, with the untranslated request
  * as key.
@@ -48,21 +48,21 @@ static __always_inline bool may_remember(const struct sl_packet *p)
 {
 	__u32 slot = p->dst_slot;
 
-	if (slot == SL_SLOT_NONE || slot == SL_SLOT_HOST)
-		return true;
-	return take_spare_translation(p, slot);
+	return !is_pod_slot(slot) || take_spare_translation(p, slot);
 }
 
 /* Records the translation that this answer and later ones need. */
 __noinline int remember_answers(struct sl_packet *p)
 {
 	struct sl_xl *xl;
+	bool of_pod;
 
 	if (!p)
 		return 0;
+	of_pod = is_pod_slot(p->dst_slot);
 	p->reply = 1;
 	write_answers_key(p);
-	xl = find_answer(p->family, SL_XL_ANSWERS);
+	xl = find_answer(of_pod, p->family, SL_XL_ANSWERS);
 	if (xl && READ_ONCE(xl->front) == p->front && READ_ONCE(xl->asked_at) == p->asked_at)
 		return 0;
 	if (!xl && !may_remember(p))
@@ -74,7 +74,7 @@ __noinline int remember_answers(struct sl_packet *p)
 	p->xl.asked_at = p->asked_at;
 	p->xl.last_s = now_seconds();
 	keep_port(SL_COUNT_ANSWERED, p->sport);
-	return (int)store_answer(p->family, SL_XL_ANSWERS);
+	return (int)store_answer(of_pod, p->family, SL_XL_ANSWERS);
 }
 
 /* Writes the key of requests: from the connection's initiator to the address it had requested. */
@@ -105,7 +105,8 @@ static __always_inline void write_requests_key(struct sl_packet *p, const __u8 *
  */
 static __always_inline void store_copy(struct sl_packet *p, __u32 slot)
 {
-	struct sl_xl *xl = find_answer(p->family, SL_XL_REQUESTED);
+	bool of_pod = is_pod_slot(slot);
+	struct sl_xl *xl = find_answer(of_pod, p->family, SL_XL_REQUESTED);
 	__u32 now = now_seconds();
 
 	if (xl && xl->port == p->sport && xl->front == p->front && xl->asked_at == p->asked_at &&
@@ -113,7 +114,7 @@ static __always_inline void store_copy(struct sl_packet *p, __u32 slot)
 		*(volatile __u32 *)&xl->last_s = now;
 		return;
 	}
-	if (!xl && slot != SL_SLOT_NONE && slot != SL_SLOT_HOST && !take_spare_translation(p, slot))
+	if (!xl && of_pod && !take_spare_translation(p, slot))
 		return;
 	__builtin_memset(&p->xl, 0, sizeof(p->xl));
 	__builtin_memcpy(p->xl.addr, p->src, sizeof(p->xl.addr));
@@ -121,7 +122,7 @@ static __always_inline void store_copy(struct sl_packet *p, __u32 slot)
 	p->xl.front = p->front;
 	p->xl.asked_at = p->asked_at;
 	p->xl.last_s = now;
-	store_answer(p->family, SL_XL_REQUESTED);
+	store_answer(of_pod, p->family, SL_XL_REQUESTED);
 }
 
 /*
@@ -141,7 +142,7 @@ __noinline int remember_request(struct sl_packet *p)
 	return 0;
 }
 
-/* Deletes the copy of the translation of the connection's requests; 0: it existed. */
+/* Deletes the copy of the translation of the requests of a pod's connection; 0: it existed. */
 __noinline int delete_request(struct sl_packet *p)
 {
 	struct sl_end asked = {};
@@ -152,7 +153,7 @@ __noinline int delete_request(struct sl_packet *p)
 		write_requests_key(p, p->dst, p->dport, &asked);
 	else
 		write_requests_key(p, p->src, p->sport, &asked);
-	return (int)delete_answer(p->family, SL_XL_REQUESTED);
+	return (int)delete_answer(true, p->family, SL_XL_REQUESTED);
 }
 
 /*
@@ -168,7 +169,7 @@ __noinline int return_translation(struct sl_packet *p, __u32 slot)
 	if (!p)
 		return 0;
 	write_answers_key(p);
-	if (!delete_answer(p->family, SL_XL_ANSWERS))
+	if (!delete_answer(true, p->family, SL_XL_ANSWERS))
 		n++;
 	if (!delete_request(p))
 		n++;
@@ -188,7 +189,7 @@ __noinline int forget_answers(struct sl_packet *p)
 		return 0;
 	p->reply = 0;
 	write_answers_key(p);
-	delete_answer(p->family, SL_XL_ANSWERS);
+	delete_answer(is_pod_slot(p->src_slot), p->family, SL_XL_ANSWERS);
 	return 0;
 }
 
@@ -230,7 +231,7 @@ __noinline int find_answers(struct sl_packet *p)
 	p->reply = 1;
 	write_answers_key(p);
 	p->reply = 0;
-	xl = find_answer(p->family, SL_XL_ANSWERS);
+	xl = find_answer(is_pod_slot(p->dst_slot), p->family, SL_XL_ANSWERS);
 	if (!xl)
 		return 0;
 	p->front = READ_ONCE(xl->front);

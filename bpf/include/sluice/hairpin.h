@@ -59,14 +59,14 @@ static __noinline bool store_way_back(struct sl_packet *p)
 }
 
 /*
- * Stores a copy of the return translation, with the same key, in sl_answers4 or sl_answers6. If the
- * translation is lost and the pod's server is the next to send, find_service uses the copy. It
- * counts against the pod's share; without it, the hairpin works until the map evicts the
+ * Stores a copy of the return translation, with the same key, in sl_pod_answers4 or
+ * sl_pod_answers6. If the translation is lost and the pod's server is the next to send,
+ * find_service uses the copy. It counts against the pod's share; without it, the hairpin works until the map evicts the
  * translation. Called once a second, because nothing else would renew the copy.
  */
 static __noinline void keep_way_back(struct sl_packet *p)
 {
-	struct sl_xl *xl = find_answer(p->family, SL_XL_ANSWERS);
+	struct sl_xl *xl = find_answer(true, p->family, SL_XL_ANSWERS);
 	__u32 now = now_seconds();
 
 	if (xl && xl->port == p->dport && equal16(xl->addr, p->dst)) {
@@ -81,7 +81,7 @@ static __noinline void keep_way_back(struct sl_packet *p)
 	p->xl.front = p->front;
 	p->xl.back = 1;
 	p->xl.last_s = now;
-	store_answer(p->family, SL_XL_ANSWERS);
+	store_answer(true, p->family, SL_XL_ANSWERS);
 }
 
 /* As remember_request, for a hairpin, whose answer has already been redirected to the service. */

@@ -343,7 +343,7 @@ static __always_inline bool unseat(struct sl_packet *p, __u16 port, __u64 word)
 					       (__u64)SL_CLAIM_BUSY << 32 | (__u32)word) != word)
 		return false;
 	delete_translation(p->family);
-	delete_answer(p->family, SL_XL_CLAIMED);
+	delete_answer(false, p->family, SL_XL_CLAIMED);
 	write_zone(p, SL_XL_NAT);
 	return true;
 }

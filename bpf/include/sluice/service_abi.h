@@ -33,6 +33,8 @@
 #define SL_MAX_POD_XL6 8192
 #define SL_MAX_ANSWERS4 16384
 #define SL_MAX_ANSWERS6 8192
+#define SL_MAX_POD_ANSWERS4 12288
+#define SL_MAX_POD_ANSWERS6 6144
 
 /* sl_fe_key4.kind and sl_fe_key6.kind */
 #define SL_FE_ADDRESS 0 /* of one address */
@@ -209,8 +211,8 @@ struct sl_socket {
 _Static_assert(sizeof(struct sl_socket) == 64, "a cache line");
 
 /*
- * Keys of sl_xl4, sl_pod_xl4, sl_answers4 and their IPv6 counterparts: a packet before its
- * destination is translated.
+ * Keys of sl_xl4, sl_pod_xl4, sl_answers4, sl_pod_answers4 and their IPv6 counterparts: a packet
+ * before its destination is translated.
  */
 struct sl_xl_key4 {
 	__be32 src SL_ADDR("port=sport");
@@ -237,7 +239,7 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
 #define SL_XL_SERVICE 0
 /* Answer of a backend on another node, sent to an address of this node. */
 #define SL_XL_NAT 1
-/* In sl_answers4 and sl_answers6: an answer of a backend that has answered before. The value
+/* In the maps of answers: an answer of a backend that has answered before. The value
  * restores the requested address and port if the connection's entry is lost. See answers.h.
  * With back: a copy of a hairpin's return translation. See hairpin.h.
  */
@@ -246,7 +248,7 @@ _Static_assert(sizeof(struct sl_xl_key6) == 40, "no padding");
  * claim is lost.
  */
 #define SL_XL_CLAIMED 3
-/* In sl_answers4 and sl_answers6: as SL_XL_SERVICE, stored once the backend has answered over
+/* In the maps of answers: as SL_XL_SERVICE, stored once the backend has answered over
  * TCP, in case the translation of requests is lost. The value has no backend and generation.
  */
 #define SL_XL_REQUESTED 4

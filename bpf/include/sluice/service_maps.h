@@ -129,7 +129,24 @@ struct {
 	__type(value, struct sl_xl);
 } sl_xl6 SEC(".maps");
 
-/* untranslated answer or request -> a copy of its translation, in case of eviction */
+/* untranslated answer to a pod, or request of a pod -> a copy of its translation, in case of
+ * eviction
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_POD_ANSWERS4);
+	__type(key, struct sl_xl_key4);
+	__type(value, struct sl_xl);
+} sl_pod_answers4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, SL_MAX_POD_ANSWERS6);
+	__type(key, struct sl_xl_key6);
+	__type(value, struct sl_xl);
+} sl_pod_answers6 SEC(".maps");
+
+/* the same for clients outside and the host */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, SL_MAX_ANSWERS4);

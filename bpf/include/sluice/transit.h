@@ -118,8 +118,8 @@ __noinline int leave_transit(struct sl_packet *p)
 	p->zone = SL_ZONE_POD;
 	p->reply = 0;
 	write_answers_key(p);
-	if (p->proto == SL_UDP && find_answer(p->family, SL_XL_ANSWERS))
-		delete_answer(p->family, SL_XL_ANSWERS);
+	if (p->proto == SL_UDP && find_answer(false, p->family, SL_XL_ANSWERS))
+		delete_answer(false, p->family, SL_XL_ANSWERS);
 	return 0;
 }
 
@@ -304,7 +304,7 @@ __noinline int remember_transit(struct sl_packet *p)
 	/* in this packet, the backend is the source */
 	write_claimed_key(p, &from);
 	keep_port(SL_COUNT_CLAIMED, from.port);
-	return (int)store_answer(p->family, SL_XL_CLAIMED);
+	return (int)store_answer(false, p->family, SL_XL_CLAIMED);
 }
 
 /* Whether the packet is the first answer of a responder. */
@@ -333,7 +333,7 @@ static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb
 		return SL_CONTINUE;
 	/* a socket of the node accepts a direct connection from the same port of the client */
 	if (accepts(p) && !(skb->mark & SL_MARK_MASK) && !skb->ingress_ifindex) {
-		delete_answer(p->family, SL_XL_ANSWERS);
+		delete_answer(false, p->family, SL_XL_ANSWERS);
 		return SL_CONTINUE;
 	}
 	p->reply = 1;

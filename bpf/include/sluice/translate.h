@@ -98,8 +98,17 @@ static __always_inline long insert_translation(__u8 family)
 	return bpf_map_update_elem(&sl_xl6, &own->xl6, &own->xl, BPF_NOEXIST);
 }
 
+/*
+ * Records and copies of connections that a local pod begins are in maps of their own, so that
+ * clients outside cannot evict them: sl_pod_answers4 and sl_pod_answers6.
+ */
+static __always_inline bool is_pod_slot(__u32 slot)
+{
+	return slot != SL_SLOT_NONE && slot != SL_SLOT_HOST;
+}
+
 /* Looks up an answer record in a zone. Writes the zone into the key in the cell. */
-static __always_inline struct sl_xl *find_answer(__u8 family, __u8 zone)
+static __always_inline struct sl_xl *find_answer(bool of_pod, __u8 family, __u8 zone)
 {
 	struct sl_packet *own = own_packet();
 
@@ -107,20 +116,23 @@ static __always_inline struct sl_xl *find_answer(__u8 family, __u8 zone)
 		return NULL;
 	if (family == 4) {
 		own->xl4.zone = zone;
-		return bpf_map_lookup_elem(&sl_answers4, &own->xl4);
+		return of_pod ? bpf_map_lookup_elem(&sl_pod_answers4, &own->xl4)
+			      : bpf_map_lookup_elem(&sl_answers4, &own->xl4);
 	}
 	own->xl6.zone = zone;
-	return bpf_map_lookup_elem(&sl_answers6, &own->xl6);
+	return of_pod ? bpf_map_lookup_elem(&sl_pod_answers6, &own->xl6)
+		      : bpf_map_lookup_elem(&sl_answers6, &own->xl6);
 }
 
 /* Looks up the copy of the claim of a node's port, which replaces the claim if that is lost. */
 static __always_inline struct sl_xl *find_claimed(__u8 family, __u16 port)
 {
-	return may_have_port(SL_COUNT_CLAIMED, port) ? find_answer(family, SL_XL_CLAIMED) : NULL;
+	return may_have_port(SL_COUNT_CLAIMED, port) ? find_answer(false, family, SL_XL_CLAIMED)
+						    : NULL;
 }
 
 /* Returns 0 if the record existed. */
-static __always_inline long delete_answer(__u8 family, __u8 zone)
+static __always_inline long delete_answer(bool of_pod, __u8 family, __u8 zone)
 {
 	struct sl_packet *own = own_packet();
 
@@ -128,14 +140,16 @@ static __always_inline long delete_answer(__u8 family, __u8 zone)
 		return -1;
 	if (family == 4) {
 		own->xl4.zone = zone;
-		return bpf_map_delete_elem(&sl_answers4, &own->xl4);
+		return of_pod ? bpf_map_delete_elem(&sl_pod_answers4, &own->xl4)
+			      : bpf_map_delete_elem(&sl_answers4, &own->xl4);
 	}
 	own->xl6.zone = zone;
-	return bpf_map_delete_elem(&sl_answers6, &own->xl6);
+	return of_pod ? bpf_map_delete_elem(&sl_pod_answers6, &own->xl6)
+		      : bpf_map_delete_elem(&sl_answers6, &own->xl6);
 }
 
 /* Stores the value in the cell; replaces an existing one. */
-static __always_inline long store_answer(__u8 family, __u8 zone)
+static __always_inline long store_answer(bool of_pod, __u8 family, __u8 zone)
 {
 	struct sl_packet *own = own_packet();
 
@@ -144,9 +158,15 @@ static __always_inline long store_answer(__u8 family, __u8 zone)
 	if (family == 4) {
 		own->xl4.zone = zone;
 		/* in place: no, an LRU map replaces the element */
+		if (of_pod)
+			return bpf_map_update_elem(&sl_pod_answers4, &own->xl4, &own->xl, BPF_ANY);
+		/* in place: no, as above */
 		return bpf_map_update_elem(&sl_answers4, &own->xl4, &own->xl, BPF_ANY);
 	}
 	own->xl6.zone = zone;
+	/* in place: no, as above */
+	if (of_pod)
+		return bpf_map_update_elem(&sl_pod_answers6, &own->xl6, &own->xl, BPF_ANY);
 	/* in place: no, as above */
 	return bpf_map_update_elem(&sl_answers6, &own->xl6, &own->xl, BPF_ANY);
 }
@@ -154,7 +174,7 @@ static __always_inline long store_answer(__u8 family, __u8 zone)
 /* Looks up the copy of the translation whose key is in the cell, and leaves the key as it was. */
 static __always_inline struct sl_xl *find_requested(struct sl_packet *p)
 {
-	struct sl_xl *xl = find_answer(p->family, SL_XL_REQUESTED);
+	struct sl_xl *xl = find_answer(SL_OF_PODS, p->family, SL_XL_REQUESTED);
 
 	p->xl4.zone = SL_XL_SERVICE;
 	p->xl6.zone = SL_XL_SERVICE;
@@ -517,7 +537,7 @@ __noinline enum sl_reason find_service(struct __sk_buff *skb, struct sl_packet *
 	xl = find_translation(p->family);
 	/* the copy of a hairpin's return translation: see keep_way_back */
 	if (SL_OF_PODS && !xl && is_hairpin_address(p->dst, p->family))
-		xl = find_answer(p->family, SL_XL_ANSWERS);
+		xl = find_answer(true, p->family, SL_XL_ANSWERS);
 	if (!xl || (begins(p) && !xl->back) || !leads_on(p, xl))
 		return ask_service(skb, p);
 	now = now_seconds();
@@ -595,7 +615,7 @@ static __always_inline void forget_other_copy(struct sl_packet *p)
 	xl = find_requested(p);
 	if (!xl || (xl->port == p->dport && equal16(xl->addr, p->dst)))
 		return;
-	delete_answer(p->family, SL_XL_REQUESTED);
+	delete_answer(SL_OF_PODS, p->family, SL_XL_REQUESTED);
 	p->xl4.zone = SL_XL_SERVICE;
 	p->xl6.zone = SL_XL_SERVICE;
 }

@@ -31,6 +31,8 @@ const (
 	ListSocketsMapSlOwn              = "sl_own"
 	ListSocketsMapSlPodAff4          = "sl_pod_aff4"
 	ListSocketsMapSlPodAff6          = "sl_pod_aff6"
+	ListSocketsMapSlPodAnswers4      = "sl_pod_answers4"
+	ListSocketsMapSlPodAnswers6      = "sl_pod_answers6"
 	ListSocketsMapSlPodXl4           = "sl_pod_xl4"
 	ListSocketsMapSlPodXl6           = "sl_pod_xl6"
 	ListSocketsMapSlShare            = "sl_share"
@@ -91,29 +93,31 @@ type ListSocketsProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type ListSocketsMapSpecs struct {
-	SlAff4     *ebpf.MapSpec `ebpf:"sl_aff4"`
-	SlAff6     *ebpf.MapSpec `ebpf:"sl_aff6"`
-	SlAnswers4 *ebpf.MapSpec `ebpf:"sl_answers4"`
-	SlAnswers6 *ebpf.MapSpec `ebpf:"sl_answers6"`
-	SlBe4      *ebpf.MapSpec `ebpf:"sl_be4"`
-	SlBe6      *ebpf.MapSpec `ebpf:"sl_be6"`
-	SlCount    *ebpf.MapSpec `ebpf:"sl_count"`
-	SlFe4      *ebpf.MapSpec `ebpf:"sl_fe4"`
-	SlFe6      *ebpf.MapSpec `ebpf:"sl_fe6"`
-	SlFront    *ebpf.MapSpec `ebpf:"sl_front"`
-	SlMember   *ebpf.MapSpec `ebpf:"sl_member"`
-	SlNs       *ebpf.MapSpec `ebpf:"sl_ns"`
-	SlOwn      *ebpf.MapSpec `ebpf:"sl_own"`
-	SlPodAff4  *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
-	SlPodAff6  *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
-	SlPodXl4   *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
-	SlPodXl6   *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
-	SlShare    *ebpf.MapSpec `ebpf:"sl_share"`
-	SlSk       *ebpf.MapSpec `ebpf:"sl_sk"`
-	SlSrc4     *ebpf.MapSpec `ebpf:"sl_src4"`
-	SlSrc6     *ebpf.MapSpec `ebpf:"sl_src6"`
-	SlXl4      *ebpf.MapSpec `ebpf:"sl_xl4"`
-	SlXl6      *ebpf.MapSpec `ebpf:"sl_xl6"`
+	SlAff4        *ebpf.MapSpec `ebpf:"sl_aff4"`
+	SlAff6        *ebpf.MapSpec `ebpf:"sl_aff6"`
+	SlAnswers4    *ebpf.MapSpec `ebpf:"sl_answers4"`
+	SlAnswers6    *ebpf.MapSpec `ebpf:"sl_answers6"`
+	SlBe4         *ebpf.MapSpec `ebpf:"sl_be4"`
+	SlBe6         *ebpf.MapSpec `ebpf:"sl_be6"`
+	SlCount       *ebpf.MapSpec `ebpf:"sl_count"`
+	SlFe4         *ebpf.MapSpec `ebpf:"sl_fe4"`
+	SlFe6         *ebpf.MapSpec `ebpf:"sl_fe6"`
+	SlFront       *ebpf.MapSpec `ebpf:"sl_front"`
+	SlMember      *ebpf.MapSpec `ebpf:"sl_member"`
+	SlNs          *ebpf.MapSpec `ebpf:"sl_ns"`
+	SlOwn         *ebpf.MapSpec `ebpf:"sl_own"`
+	SlPodAff4     *ebpf.MapSpec `ebpf:"sl_pod_aff4"`
+	SlPodAff6     *ebpf.MapSpec `ebpf:"sl_pod_aff6"`
+	SlPodAnswers4 *ebpf.MapSpec `ebpf:"sl_pod_answers4"`
+	SlPodAnswers6 *ebpf.MapSpec `ebpf:"sl_pod_answers6"`
+	SlPodXl4      *ebpf.MapSpec `ebpf:"sl_pod_xl4"`
+	SlPodXl6      *ebpf.MapSpec `ebpf:"sl_pod_xl6"`
+	SlShare       *ebpf.MapSpec `ebpf:"sl_share"`
+	SlSk          *ebpf.MapSpec `ebpf:"sl_sk"`
+	SlSrc4        *ebpf.MapSpec `ebpf:"sl_src4"`
+	SlSrc6        *ebpf.MapSpec `ebpf:"sl_src6"`
+	SlXl4         *ebpf.MapSpec `ebpf:"sl_xl4"`
+	SlXl6         *ebpf.MapSpec `ebpf:"sl_xl6"`
 }
 
 // ListSocketsVariableSpecs contains global variables before they are loaded into the kernel.
@@ -142,29 +146,31 @@ func (o *ListSocketsObjects) Close() error {
 //
 // It can be passed to LoadListSocketsObjects or ebpf.CollectionSpec.LoadAndAssign.
 type ListSocketsMaps struct {
-	SlAff4     *ebpf.Map `ebpf:"sl_aff4"`
-	SlAff6     *ebpf.Map `ebpf:"sl_aff6"`
-	SlAnswers4 *ebpf.Map `ebpf:"sl_answers4"`
-	SlAnswers6 *ebpf.Map `ebpf:"sl_answers6"`
-	SlBe4      *ebpf.Map `ebpf:"sl_be4"`
-	SlBe6      *ebpf.Map `ebpf:"sl_be6"`
-	SlCount    *ebpf.Map `ebpf:"sl_count"`
-	SlFe4      *ebpf.Map `ebpf:"sl_fe4"`
-	SlFe6      *ebpf.Map `ebpf:"sl_fe6"`
-	SlFront    *ebpf.Map `ebpf:"sl_front"`
-	SlMember   *ebpf.Map `ebpf:"sl_member"`
-	SlNs       *ebpf.Map `ebpf:"sl_ns"`
-	SlOwn      *ebpf.Map `ebpf:"sl_own"`
-	SlPodAff4  *ebpf.Map `ebpf:"sl_pod_aff4"`
-	SlPodAff6  *ebpf.Map `ebpf:"sl_pod_aff6"`
-	SlPodXl4   *ebpf.Map `ebpf:"sl_pod_xl4"`
-	SlPodXl6   *ebpf.Map `ebpf:"sl_pod_xl6"`
-	SlShare    *ebpf.Map `ebpf:"sl_share"`
-	SlSk       *ebpf.Map `ebpf:"sl_sk"`
-	SlSrc4     *ebpf.Map `ebpf:"sl_src4"`
-	SlSrc6     *ebpf.Map `ebpf:"sl_src6"`
-	SlXl4      *ebpf.Map `ebpf:"sl_xl4"`
-	SlXl6      *ebpf.Map `ebpf:"sl_xl6"`
+	SlAff4        *ebpf.Map `ebpf:"sl_aff4"`
+	SlAff6        *ebpf.Map `ebpf:"sl_aff6"`
+	SlAnswers4    *ebpf.Map `ebpf:"sl_answers4"`
+	SlAnswers6    *ebpf.Map `ebpf:"sl_answers6"`
+	SlBe4         *ebpf.Map `ebpf:"sl_be4"`
+	SlBe6         *ebpf.Map `ebpf:"sl_be6"`
+	SlCount       *ebpf.Map `ebpf:"sl_count"`
+	SlFe4         *ebpf.Map `ebpf:"sl_fe4"`
+	SlFe6         *ebpf.Map `ebpf:"sl_fe6"`
+	SlFront       *ebpf.Map `ebpf:"sl_front"`
+	SlMember      *ebpf.Map `ebpf:"sl_member"`
+	SlNs          *ebpf.Map `ebpf:"sl_ns"`
+	SlOwn         *ebpf.Map `ebpf:"sl_own"`
+	SlPodAff4     *ebpf.Map `ebpf:"sl_pod_aff4"`
+	SlPodAff6     *ebpf.Map `ebpf:"sl_pod_aff6"`
+	SlPodAnswers4 *ebpf.Map `ebpf:"sl_pod_answers4"`
+	SlPodAnswers6 *ebpf.Map `ebpf:"sl_pod_answers6"`
+	SlPodXl4      *ebpf.Map `ebpf:"sl_pod_xl4"`
+	SlPodXl6      *ebpf.Map `ebpf:"sl_pod_xl6"`
+	SlShare       *ebpf.Map `ebpf:"sl_share"`
+	SlSk          *ebpf.Map `ebpf:"sl_sk"`
+	SlSrc4        *ebpf.Map `ebpf:"sl_src4"`
+	SlSrc6        *ebpf.Map `ebpf:"sl_src6"`
+	SlXl4         *ebpf.Map `ebpf:"sl_xl4"`
+	SlXl6         *ebpf.Map `ebpf:"sl_xl6"`
 }
 
 func (m *ListSocketsMaps) Close() error {
@@ -184,6 +190,8 @@ func (m *ListSocketsMaps) Close() error {
 		m.SlOwn,
 		m.SlPodAff4,
 		m.SlPodAff6,
+		m.SlPodAnswers4,
+		m.SlPodAnswers6,
 		m.SlPodXl4,
 		m.SlPodXl6,
 		m.SlShare,

@@ -434,7 +434,7 @@ func (k *Kernel) initialise(ctx context.Context, podCIDRs []netip.Prefix) error 
 	if err != nil {
 		return err
 	}
-	if k.Pins.Adopted && k.Pins.Created(bpf.MapsMapSlPodXl4) {
+	if k.Pins.Adopted && (k.Pins.Created(bpf.MapsMapSlPodXl4) || k.Pins.Created(bpf.MapsMapSlPodAnswers4)) {
 		if err := errors.Join(k.Translations.AdoptPods(local), k.Bounds.AdoptAffinity(local)); err != nil {
 			return err
 		}

@@ -96,6 +96,64 @@ func TestKernelTranslationsFromOutsideLeaveThoseOfPods(t *testing.T) {
 	}
 }
 
+// TestKernelAnswersFromOutsideLeaveThoseOfPods: a node port answers more clients outside than the map of copies holds.
+// A pod's connection to a Service, whose list has changed since, keeps its backend after its translation was evicted,
+// because the copy of the translation is in another map.
+func TestKernelAnswersFromOutsideLeaveThoseOfPods(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	servers := []*pod{f.a.newPod(t, 20), f.a.newPod(t, 21)}
+	var backends []netip.AddrPort
+	for i, s := range servers {
+		backends = append(backends, netip.AddrPortFrom(s.IPv4, 8080))
+		tell(t, s.ns, backends[i])
+	}
+	vip, open := serviceAddr(backends[0].Addr(), 1), netip.AddrPortFrom(f.a.addr4, 30080)
+	front := n.lead(vip, feAddress, backends[0])
+	stream, err := dialIn(t, f.a.pod.ns, "tcp", vip)
+	must(t, "connect", err)
+	_, err = readLine(stream)
+	must(t, "read", err)
+	n.lead(open, feNode, backends[0])
+	n.backend++
+	putBackend(t, n.k, n.backend, backends[1], beActive, 1)
+	change := bpf.MapsSlFront{List: putMembers(t, n.k, n.member+1, n.backend), Port: vip.Port()}
+	copy(change.Addr[:], vip.Addr().AsSlice())
+	putFront(t, n.k, front, change)
+	n.member++
+
+	server, fromPod := servers[0], n.k.program(program.FromPod)
+	inNetns(t, f.a.ns, func() {
+		for i := range 17_000 {
+			n.fromOutside(1, func(int) []byte {
+				return ip4Header{src: forged(i), dst: open.Addr(), proto: protoUDP}.with(udp(1000, open.Port()))
+			})
+			in := frame(server.HostMAC, server.MAC, etherIPv4,
+				ip4Header{src: server.IPv4, dst: forged(i), proto: protoUDP}.with(udp(8080, 1000)))
+			_, err := fromPod.Run(&ebpf.RunOptions{
+				Data: in, DataOut: make([]byte, len(in)+256), Context: skbContext{Ifindex: server.Ifindex},
+			})
+			must(t, "run", err)
+		}
+	})
+	records := 0
+	for _, x := range n.translations() {
+		if x.Record {
+			records++
+		}
+	}
+	if records < 8192 {
+		t.Fatalf("%d records of answers to clients outside, want the map nearly full", records)
+	}
+	clearMaps(t, n.k, bpf.MapsMapSlPodXl4)
+	_ = stream.SetDeadline(time.Now().Add(3 * time.Second))
+	_, err = stream.Write([]byte("on\n"))
+	must(t, "write", err)
+	if got, err := readLine(stream); err != nil || got != "on" {
+		t.Errorf("the connection of a pod has ended: %q, %v", got, err)
+	}
+}
+
 // TestKernelFragmentsFromOutsideLeaveThoseOfPods: clients outside begin more datagrams to a node port than the
 // map of fragments holds. The last fragment of a pod's datagram passes.
 func TestKernelFragmentsFromOutsideLeaveThoseOfPods(t *testing.T) {
@@ -217,6 +275,9 @@ func TestKernelPodsKeepTheirBackendsWhenTheirMapsAreNew(t *testing.T) {
 		for _, src := range []netip.Addr{e.IPv4, world4} {
 			key := bpf.MapsSlXlKey4{Src: number(src), Dst: number(host4), Sport: sport, Dport: 80, Proto: protoTCP}
 			must(t, "store", k.Pins.Map(bpf.MapsMapSlXl4).Put(key, v))
+			copyOf := key
+			copyOf.Zone = 4
+			must(t, "store", k.Pins.Map(bpf.MapsMapSlAnswers4).Put(copyOf, v))
 			must(t, "store", k.Pins.Map(bpf.MapsMapSlAff4).Put(bpf.MapsSlAffKey4{Client: number(src), Group: sport}, uint64(2)))
 		}
 		six := bpf.MapsSlXlKey6{Src: e.IPv6.As16(), Sport: sport, Proto: protoTCP}
@@ -225,7 +286,9 @@ func TestKernelPodsKeepTheirBackendsWhenTheirMapsAreNew(t *testing.T) {
 	}
 	put(k, 1000)
 	k.Close()
-	for _, name := range []string{"sl_pod_xl4", "sl_pod_xl6", "sl_pod_aff4", "sl_pod_aff6"} {
+	for _, name := range []string{
+		"sl_pod_xl4", "sl_pod_xl6", "sl_pod_aff4", "sl_pod_aff6", "sl_pod_answers4", "sl_pod_answers6",
+	} {
 		pins, err := filepath.Glob(filepath.Join(o.Dir, name+"_*"))
 		if err != nil || len(pins) != 1 {
 			t.Fatalf("pins of %s: %v, %v", name, pins, err)
@@ -236,6 +299,7 @@ func TestKernelPodsKeepTheirBackendsWhenTheirMapsAreNew(t *testing.T) {
 		k = openKernel(t, o)
 		for name, want := range map[string]string{
 			"sl_pod_xl4": e.IPv4.String(), "sl_pod_aff4": e.IPv4.String(), "sl_pod_xl6": e.IPv6.String(), "sl_pod_aff6": "::",
+			"sl_pod_answers4": e.IPv4.String(),
 		} {
 			got := dump(t, k, name)
 			if len(got) != 1 || !strings.Contains(got[0], want) || strings.Contains(got[0], world4.String()) {

@@ -233,7 +233,10 @@ func paths(b *testing.B) (*Kernel, []path) {
 // packet of the next turn. It only empties maps that this version has.
 func forgetTurn(b *testing.B, k *Kernel) {
 	b.Helper()
-	for _, name := range []string{"sl_ct4", "sl_ct6", "sl_xl4", "sl_xl6", "sl_answers4", "sl_answers6", "sl_pod_xl4", "sl_pod_xl6"} {
+	for _, name := range []string{
+		"sl_ct4", "sl_ct6", "sl_xl4", "sl_xl6", "sl_answers4", "sl_answers6",
+		"sl_pod_xl4", "sl_pod_xl6", "sl_pod_answers4", "sl_pod_answers6",
+	} {
 		m := k.Pins.Map(name)
 		if m == nil {
 			continue
@@ -248,7 +251,7 @@ func forgetTurn(b *testing.B, k *Kernel) {
 		}
 	}
 	// range of bytes that contain counts
-	for name, counts := range map[string][2]int{"sl_budget": {0, 8}, "sl_held": {0, 32}, "sl_bound": {8, 16}} {
+	for name, counts := range map[string][2]int{"sl_budget": {0, 8}, "sl_held": {0, 40}, "sl_bound": {8, 16}} {
 		m := k.Pins.Map(name)
 		if m == nil {
 			continue

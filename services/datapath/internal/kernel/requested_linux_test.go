@@ -31,7 +31,7 @@ func (n *serviceNode) copies() (all []translation.Translation) {
 	return all
 }
 
-// putCopy stores a copy of the translation of requests, as if an earlier connection had left it.
+// putCopy stores a copy of the translation of a pod's requests, as if an earlier connection had left it.
 func putCopy(t *testing.T, k *Kernel, from, asked, backend netip.AddrPort, front uint32) {
 	t.Helper()
 	v := bpf.MapsSlXl{Port: backend.Port(), Front: front}
@@ -40,12 +40,12 @@ func putCopy(t *testing.T, k *Kernel, from, asked, backend netip.AddrPort, front
 		number := func(a netip.Addr) uint32 { b := a.As4(); return binary.NativeEndian.Uint32(b[:]) }
 		key := bpf.MapsSlXlKey4{Src: number(from.Addr()), Dst: number(asked.Addr()), Sport: from.Port(), Dport: asked.Port()}
 		key.Proto, key.Zone = protoTCP, 4
-		must(t, "write a copy", k.Pins.Map(bpf.MapsMapSlAnswers4).Put(&key, &v))
+		must(t, "write a copy", k.Pins.Map(bpf.MapsMapSlPodAnswers4).Put(&key, &v))
 		return
 	}
 	key := bpf.MapsSlXlKey6{Src: from.Addr().As16(), Dst: asked.Addr().As16(), Sport: from.Port(), Dport: asked.Port()}
 	key.Proto, key.Zone = protoTCP, 4
-	must(t, "write a copy", k.Pins.Map(bpf.MapsMapSlAnswers6).Put(&key, &v))
+	must(t, "write a copy", k.Pins.Map(bpf.MapsMapSlPodAnswers6).Put(&key, &v))
 }
 
 // pairFrom connects from a local port through a Service whose only backend is in another namespace.

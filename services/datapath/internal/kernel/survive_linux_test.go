@@ -75,6 +75,11 @@ func clearZone(t *testing.T, k *Kernel, zone uint8) {
 	}
 }
 
+// answerMaps are the maps of records and copies.
+var answerMaps = []string{
+	bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6, bpf.MapsMapSlPodAnswers4, bpf.MapsMapSlPodAnswers6,
+}
+
 // losses are entries that a service connection may lose: any single one, or all of one map.
 var losses = map[string]func(t *testing.T, k *Kernel){
 	"its entry": func(t *testing.T, k *Kernel) { clearMaps(t, k, bpf.MapsMapSlCt4, bpf.MapsMapSlCt6) },
@@ -88,10 +93,10 @@ var losses = map[string]func(t *testing.T, k *Kernel){
 		clearMaps(t, k, bpf.MapsMapSlXl4, bpf.MapsMapSlXl6, bpf.MapsMapSlPodXl4, bpf.MapsMapSlPodXl6)
 	},
 	"what is stored about answers": func(t *testing.T, k *Kernel) {
-		clearMaps(t, k, bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6)
+		clearMaps(t, k, answerMaps...)
 	},
 	"what is stored about answers, then its entry by a flush": func(t *testing.T, k *Kernel) {
-		clearMaps(t, k, bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6)
+		clearMaps(t, k, answerMaps...)
 		_, err := k.Connections.Flush(t.Context(), conntrack.Filter{}, false)
 		must(t, "flush", err)
 	},

@@ -34,7 +34,7 @@ func Shrink(spec *ebpf.CollectionSpec) {
 		bpf.MapsMapSlFe4, bpf.MapsMapSlFe6, bpf.MapsMapSlFront, bpf.MapsMapSlMember, bpf.MapsMapSlBe4, bpf.MapsMapSlBe6,
 		bpf.MapsMapSlNs, bpf.MapsMapSlAff4, bpf.MapsMapSlAff6, bpf.MapsMapSlXl4, bpf.MapsMapSlXl6,
 		bpf.MapsMapSlPodAff4, bpf.MapsMapSlPodAff6, bpf.MapsMapSlPodXl4, bpf.MapsMapSlPodXl6,
-		bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6,
+		bpf.MapsMapSlAnswers4, bpf.MapsMapSlAnswers6, bpf.MapsMapSlPodAnswers4, bpf.MapsMapSlPodAnswers6,
 		bpf.MapsMapSlSrc4, bpf.MapsMapSlSrc6, bpf.MapsMapSlShare,
 	} {
 		if ms := spec.Maps[name]; ms != nil {

@@ -59,12 +59,16 @@ func (p *pods) owner(t Translation) (s endpointmap.ID, ok bool) {
 	if t.Answer {
 		return 0, false
 	}
-	of := t.Source
-	if t.Record && !t.Back {
-		of = t.Asked
-	}
-	s, ok = p.local[of.Addr()]
+	s, ok = p.local[t.initiator()]
 	return s, ok && s != endpointmap.HostID
+}
+
+// initiator returns the address of the end that began the connection.
+func (t *Translation) initiator() netip.Addr {
+	if t.Record && !t.Back {
+		return t.Asked.Addr()
+	}
+	return t.Source.Addr()
 }
 
 // add counts a translation. last is its connection, if it has one.
@@ -75,7 +79,7 @@ func (p *pods) add(e entry, last conntrack.Connection) {
 	}
 	s, ok := p.owner(e.Translation)
 	if e.outside || !ok {
-		if e.outside {
+		if e.outside && !e.copies {
 			p.passes[f].AddOutside()
 		}
 		return

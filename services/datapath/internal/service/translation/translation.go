@@ -38,10 +38,12 @@ type Maps struct {
 	gate               pin.Gate
 	xl4, xl6           *ebpf.Map // of external clients, and of answers to the node
 	pods4, pods6       *ebpf.Map // of packets of pods
-	answers4, answers6 *ebpf.Map
-	share, own         *ebpf.Map
-	counts             *count.Counts
-	bounds             *bound.Bounds
+	answers4, answers6 *ebpf.Map // of external clients and the host
+	// podAnswers4 and podAnswers6 are the maps of connections that pods begin.
+	podAnswers4, podAnswers6 *ebpf.Map
+	share, own               *ebpf.Map
+	counts                   *count.Counts
+	bounds                   *bound.Bounds
 	// endpoints maps the source of a translation to its endpoint.
 	endpoints *endpointmap.Maps
 
@@ -62,11 +64,12 @@ func Open(pm *pin.Maps, endpoints *endpointmap.Maps, bounds *bound.Bounds) (*Map
 		xl4:  pm.Map(bpf.MapsMapSlXl4), xl6: pm.Map(bpf.MapsMapSlXl6),
 		pods4: pm.Map(bpf.MapsMapSlPodXl4), pods6: pm.Map(bpf.MapsMapSlPodXl6),
 		answers4: pm.Map(bpf.MapsMapSlAnswers4), answers6: pm.Map(bpf.MapsMapSlAnswers6),
+		podAnswers4: pm.Map(bpf.MapsMapSlPodAnswers4), podAnswers6: pm.Map(bpf.MapsMapSlPodAnswers6),
 		share: pm.Map(bpf.MapsMapSlShare), own: pm.Map(bpf.MapsMapSlOwn), counts: counts, bounds: bounds, endpoints: endpoints,
 	}, nil
 }
 
-// AdoptPods copies the translations of pods from the maps of an earlier version, before programs of this version run.
+// AdoptPods copies the translations of pods, and their copies, from the maps of an earlier version, before programs of this version run.
 // local are the addresses of endpoints and of the host. The old entries are collected like any others.
 func (m *Maps) AdoptPods(local map[netip.Addr]endpointmap.ID) error {
 	return m.each(func(es []entry) error {
@@ -76,10 +79,14 @@ func (m *Maps) AdoptPods(local map[netip.Addr]endpointmap.ID) error {
 			case m.xl4:
 			case m.xl6:
 				to = m.pods6
+			case m.answers4:
+				to = m.podAnswers4
+			case m.answers6:
+				to = m.podAnswers6
 			default:
 				continue
 			}
-			if s, ok := local[e.Source.Addr()]; !ok || s == endpointmap.HostID || e.Answer {
+			if s, ok := local[e.initiator()]; !ok || s == endpointmap.HostID || e.Answer {
 				continue
 			}
 			if err := pin.InsertOnce(to, e.key, e.value); err != nil && !errors.Is(err, pin.ErrExists) {
@@ -153,7 +160,7 @@ func DescribeValue(t Translation) string {
 		t.Backend, t.Number, t.Generation, t.Front, t.LastSeen)
 }
 
-// Of4 decodes an entry of sl_xl4, sl_pod_xl4 or sl_answers4.
+// Of4 decodes an entry of sl_xl4, sl_pod_xl4, sl_answers4 or sl_pod_answers4.
 func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom4([4]byte(v.Addr[:4])))
 	t.Source, t.Asked = netip.AddrPortFrom(pin.Addr4(k.Src), k.Sport), netip.AddrPortFrom(pin.Addr4(k.Dst), k.Dport)
@@ -161,7 +168,7 @@ func Of4(k *bpf.MapsSlXlKey4, v *bpf.MapsSlXl) Translation {
 	return t
 }
 
-// Of6 decodes an entry of sl_xl6, sl_pod_xl6 or sl_answers6.
+// Of6 decodes an entry of sl_xl6, sl_pod_xl6, sl_answers6 or sl_pod_answers6.
 func Of6(k *bpf.MapsSlXlKey6, v *bpf.MapsSlXl) Translation {
 	t := of(v, netip.AddrFrom16(v.Addr))
 	t.Source = netip.AddrPortFrom(netip.AddrFrom16(k.Src), k.Sport)
@@ -190,22 +197,26 @@ type entry struct {
 	in    *ebpf.Map
 	key   any
 	value bpf.MapsSlXl
-	// outside: the map only has translations of external clients and of answers to the node.
-	outside bool
+	// outside: the map has no translations of pods. copies: it has records and copies.
+	outside, copies bool
 }
 
 // each visits all translations, in batches.
 func (m *Maps) each(visit func([]entry) error) error {
 	return errors.Join(eachOf(m, m.xl4, Of4, visit), eachOf(m, m.xl6, Of6, visit),
 		eachOf(m, m.pods4, Of4, visit), eachOf(m, m.pods6, Of6, visit),
-		eachOf(m, m.answers4, Of4, visit), eachOf(m, m.answers6, Of6, visit))
+		eachOf(m, m.answers4, Of4, visit), eachOf(m, m.answers6, Of6, visit),
+		eachOf(m, m.podAnswers4, Of4, visit), eachOf(m, m.podAnswers6, Of6, visit))
 }
 
 func eachOf[K any](m *Maps, in *ebpf.Map, read func(*K, *bpf.MapsSlXl) Translation, visit func([]entry) error) error {
 	return pin.EachEntry(in, m.gate.Read, func(keys []K, values []bpf.MapsSlXl) error {
 		es := make([]entry, len(keys))
+		copies := in == m.answers4 || in == m.answers6
+		outside := copies || in == m.xl4 || in == m.xl6
+		copies = copies || in == m.podAnswers4 || in == m.podAnswers6
 		for i := range keys {
-			es[i] = entry{read(&keys[i], &values[i]), in, keys[i], values[i], in == m.xl4 || in == m.xl6}
+			es[i] = entry{read(&keys[i], &values[i]), in, keys[i], values[i], outside, copies}
 		}
 		return visit(es)
 	})

@@ -407,6 +407,15 @@ var All = []Bound{
 		Tests:  []string{"TestKernelEventsOfOnePodLeaveRoomInTheRing", "TestKernelEventsOfOneEndpointLeaveRoomForOthers"},
 	},
 	{
+		Name: "events in a second", Process: datapath, Setting: "events.perSecond",
+		Default: "64 of one endpoint; of one CPU and reason 1,024 of endpoints, 512 of no endpoint", Divided: ByEndpoint,
+		Beyond: "events are left out and counted; each endpoint of the node is guaranteed its part of 512",
+		Shown:  "`observe` (lost events), `sluice_datapath_events_lost_total`",
+		Tests: []string{
+			"TestKernelEventsOfManyEndpointsLeaveRoomForOthers", "TestKernelEventsOfOneEndpointLeaveRoomForOthers",
+		},
+	},
+	{
 		Name: "resets and ICMP errors that the eBPF programs send to pods", Process: datapath,
 		Default: "1,000 per second and CPU", Divided: ByEndpoint,
 		Beyond: "packets of an endpoint above its guarantee are dropped without an answer",

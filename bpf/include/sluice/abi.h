@@ -296,9 +296,12 @@ struct sl_counter {
 struct sl_limit {
 	__u64 since SL_AS("hidden"); /* start of the window, ns */
 	__u64 lost_total;
-	__u32 sent SL_AS("hidden"); /* in this window */
+	__u32 common SL_AS("hidden"); /* sent in this window, beyond the guarantees of endpoints */
 	__u32 lost; /* since the last event */
+	__u32 outside SL_AS("hidden"); /* sent in this window, of packets of no endpoint */
+	__u32 pad SL_AS("hidden");
 };
+_Static_assert(sizeof(struct sl_limit) == 32, "no implicit padding");
 
 /* Cells of sl_rate; see rate.h. */
 #define SL_RATE_ANSWERS_TO_PODS 0
@@ -330,8 +333,11 @@ struct sl_ep_limit {
 };
 _Static_assert(sizeof(struct sl_ep_limit) == 64, "one cache line");
 
-/* Each CPU may send this many times the events of one endpoint. */
-#define SL_EVENT_SHARERS 16
+/*
+ * Beyond the guarantees, each CPU may send this many times the events of one endpoint; so it may
+ * of packets that belong to no endpoint. All guarantees together are as much again.
+ */
+#define SL_EVENT_SHARERS 8
 
 /*
  * Value of sl_table: one direction of one policy. The whole element is written before any

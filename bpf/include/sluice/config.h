@@ -20,9 +20,7 @@ volatile const __u16 cfg_tunnel_ports[SL_TUNNEL_PORTS];
 volatile const __u32 cfg_world4 = 2;
 volatile const __u32 cfg_world6 = 2;
 
-/* events per second, endpoint and kind; each CPU may send SL_EVENT_SHARERS times as many per
- * reason
- */
+/* events per second, endpoint and kind; see SL_EVENT_SHARERS */
 volatile const __u32 cfg_event_rate = 64;
 
 /* 0: do not report allowed or ended connections */

@@ -40,21 +40,55 @@ static __always_inline void count(struct __sk_buff *skb, const struct sl_packet 
 #define SL_LIMIT_CLOSED SL_CONTINUE
 
 /*
- * Whether the endpoint of the event may send another event of this kind in this second. Two CPUs
+ * How many events of a kind each endpoint may send in a second, regardless of the others: its part
+ * of SL_EVENT_SHARERS times the limit of an endpoint. The ring's bound says how many endpoints the
+ * node has. The endpoints that send are not counted, because that needs a cell for each endpoint,
+ * reason and CPU.
+ */
+static __always_inline __u64 guaranteed_events(void)
+{
+	__u32 at = SL_BOUND_EVENTS, common, guarantee;
+	struct sl_bound *b = bpf_map_lookup_elem(&sl_bound, &at);
+	__u64 part;
+
+	if (!b)
+		return 0;
+	common = READ_ONCE(b->common);
+	guarantee = READ_ONCE(b->guarantee);
+	if (!common || !guarantee)
+		return 0;
+	part = (__u64)cfg_event_rate * SL_EVENT_SHARERS * guarantee / common;
+	return part ? part : 1;
+}
+
+/* Whether this CPU may send another event beyond the guarantees in this second. */
+static __always_inline bool take_event(__u32 *sent)
+{
+	if (*sent / SL_EVENT_SHARERS >= cfg_event_rate)
+		return false;
+	(*sent)++;
+	return true;
+}
+
+/*
+ * Whether the share of the event's endpoint, or of packets that belong to no endpoint, allows
+ * another event in this second. An endpoint above its guarantee takes of what is common. Two CPUs
  * may both take the last one.
  */
-static __always_inline bool within_own_limit(__u32 slot, __u32 at, __u64 now)
+static __always_inline bool within_share(struct sl_limit *limit, __u32 slot, __u32 at, __u64 now)
 {
 	struct sl_ep_limit *own = bpf_map_lookup_elem(&sl_ep_limits, &slot);
 	__u64 second = now / SL_SECOND << 32, sent;
 
 	if (!own) /* not caused by an endpoint */
-		return true;
+		return take_event(&limit->outside);
 	at &= SL_LIMIT_KINDS - 1;
 	sent = READ_ONCE(own->sent[at]);
 	if ((sent ^ second) >> 32)
 		sent = second;
 	if ((__u32)sent >= cfg_event_rate)
+		return false;
+	if ((__u32)sent >= guaranteed_events() && !take_event(&limit->common))
 		return false;
 	*(volatile __u64 *)&own->sent[at] = sent + 1;
 	return true;
@@ -78,8 +112,8 @@ static __always_inline bool may_wait(__u32 slot)
 }
 
 /*
- * Reserves an event. NULL if the endpoint or this CPU has reached its limit for this second, or
- * if the reader is too slow. Suppressed events are counted, and the next event reports their
+ * Reserves an event. NULL if the endpoint has reached its limit or its share for this second, or if
+ * the reader is too slow. Suppressed events are counted, and the next event reports their
  * number.
  */
 static __always_inline struct sl_event *reserve_event(__u32 slot, __u32 at, __u64 now)
@@ -91,18 +125,17 @@ static __always_inline struct sl_event *reserve_event(__u32 slot, __u32 at, __u6
 		return NULL;
 	if (now - limit->since >= SL_SECOND) {
 		limit->since = now;
-		limit->sent = 0;
+		limit->common = 0;
+		limit->outside = 0;
 	}
 	event = NULL;
-	if (limit->sent / SL_EVENT_SHARERS < cfg_event_rate && within_own_limit(slot, at, now) &&
-	    may_wait(slot))
+	if (within_share(limit, slot, at, now) && may_wait(slot))
 		event = bpf_ringbuf_reserve(&sl_events, sizeof(*event), 0);
 	if (!event) {
 		limit->lost++;
 		limit->lost_total++;
 		return NULL;
 	}
-	limit->sent++;
 	event->lost = limit->lost;
 	limit->lost = 0;
 	hold(SL_BOUND_EVENTS, slot, 1);

@@ -328,8 +328,10 @@ type MapsSlLimit struct {
 	_         structs.HostLayout
 	Since     uint64
 	LostTotal uint64
-	Sent      uint32
+	Common    uint32
 	Lost      uint32
+	Outside   uint32
+	Pad       uint32
 }
 
 type MapsSlNode struct {

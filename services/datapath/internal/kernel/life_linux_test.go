@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"runtime"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/model/identity"
@@ -948,6 +950,64 @@ func TestKernelEventsOfOneEndpointLeaveRoomForOthers(t *testing.T) {
 	if got := drain(t, events); len(got) != 1 || got[0].Source.Addr() != th.addr("b") || got[0].Lost == 0 {
 		t.Errorf("events %+v, want the other endpoint's event, with the number of suppressed ones", got)
 	}
+}
+
+// TestKernelEventsOfManyEndpointsLeaveRoomForOthers: 20 endpoints whose packets are dropped, and packets of no
+// endpoint, use all events that a CPU sends in a second. Another endpoint still gets the event of its drop.
+func TestKernelEventsOfManyEndpointsLeaveRoomForOthers(t *testing.T) {
+	stayOnOneCPU(t)
+	const flooders, rate = 20, 4
+	o := testOptions(kerneltest.NewBPFFS(t))
+	o.EventsPerSecond = rate
+	k := openKernel(t, o)
+	var all []endpointmap.Endpoint
+	for i, ifindex := range devices(t, flooders+1) {
+		e := testEndpoint(ifindex, byte(100+i))
+		e.Policy = endpointmap.Policy{}
+		all = append(all, publish(t, k, e))
+	}
+	k.Bounds.DivideEvents(len(all))
+	events, err := k.Events.Read()
+	must(t, "Events", err)
+	defer events.Close()
+	send := func(from endpointmap.Endpoint) {
+		h := ip4Header{src: from.IPv4, dst: world4, proto: protoUDP}
+		in := frame(from.HostMAC, from.MAC, etherIPv4, h.with(udp(1, 53)))
+		ctx := skbContext{Ifindex: from.Ifindex}
+		opts := &ebpf.RunOptions{Data: in, DataOut: make([]byte, 256+len(in)), Context: ctx, Repeat: 2 * rate}
+		_, err := k.program(program.FromPod).Run(opts)
+		must(t, "run", err)
+	}
+	quiet := all[flooders]
+	for _, e := range all[:flooders] {
+		send(e)
+	}
+	if n := len(drain(t, events)); n < flooders {
+		t.Errorf("%d events of %d endpoints, want at least one of each", n, flooders)
+	}
+	send(quiet)
+	got := drain(t, events)
+	if len(got) == 0 || got[0].Source.Addr() != quiet.IPv4 {
+		t.Errorf("events %+v, want one of the endpoint that had none before", got)
+	}
+}
+
+// devices creates network devices until the test ends, and returns their indexes.
+func devices(t *testing.T, n int) (all []uint32) {
+	t.Helper()
+	for i := 0; len(all) < n; i++ {
+		names := [2]string{fmt.Sprintf("sld%da", i), fmt.Sprintf("sld%db", i)}
+		pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: names[0]}, PeerName: names[1]}
+		must(t, "add a pair of devices", netlink.LinkAdd(pair))
+		for _, name := range names {
+			link, err := netlink.LinkByName(name)
+			must(t, "find "+name, err)
+			must(t, "set "+name+" up", netlink.LinkSetUp(link))
+			all = append(all, uint32(link.Attrs().Index))
+		}
+		t.Cleanup(func() { must(t, "delete "+names[0], netlink.LinkDel(pair)) })
+	}
+	return all[:n]
 }
 
 // stayOnOneCPU keeps the test on its CPU, because suppressed events are counted per CPU.

@@ -174,6 +174,49 @@ func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
 	}
 }
 
+// TestUsesOfTheDeviceOfArrivalAreListed compares the table of functions that use the device of arrival of a packet with
+// the programs.
+func TestUsesOfTheDeviceOfArrivalAreListed(t *testing.T) {
+	table := rows(t, "docs/reference/marks.md", "## Device of arrival at egress hooks")
+	users := regexp.MustCompile(`ingress_ifindex|\b(?:is_copied|is_forwarded|entered_by|is_from_pod|is_of_unknown_origin)\(`)
+	name := regexp.MustCompile(`(\w+)\(`)
+	for _, pattern := range []string{"bpf/*.c", "bpf/include/sluice/*.h"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %v, %v", pattern, files, err)
+		}
+		for _, file := range files {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			// a function: its heading, a brace at the beginning of a line, and the body up to the next such brace
+			for _, f := range strings.Split(string(content), "\n}\n") {
+				heading, body, ok := strings.Cut(f, "\n{\n")
+				if !ok || !users.MatchString(body) {
+					continue
+				}
+				heading = heading[max(strings.LastIndex(heading, "\n\n"), strings.LastIndex(heading, "*/\n"), 0):]
+				m := name.FindStringSubmatch(heading)
+				if m == nil {
+					t.Errorf("%s: a function without a name: %q", file, heading)
+					continue
+				}
+				if row := "`" + m[1] + "`"; table[row] == nil {
+					t.Errorf("docs/reference/marks.md has no row for %s of %s", row, file)
+				} else {
+					table[row] = []string{}
+				}
+			}
+		}
+	}
+	for row, cells := range table {
+		if strings.HasPrefix(row, "`") && len(cells) > 0 {
+			t.Errorf("docs/reference/marks.md has a row for %s, which does not use the device of arrival", row)
+		}
+	}
+}
+
 // direct returns the Go code of one package, without tests.
 func direct(t *testing.T, dir string) string {
 	t.Helper()

@@ -19,6 +19,7 @@
  */
 
 #include <sluice/answers.h>
+#include <sluice/claim.h>
 #include <sluice/conntrack.h>
 #include <sluice/fragment.h>
 #include <sluice/nat_port.h>
@@ -332,7 +333,7 @@ static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb
 	if (likely(!may_have_port(SL_COUNT_ANSWERED, p->sport)) || begins(p) || !find_answers(p))
 		return SL_CONTINUE;
 	/* a socket of the node accepts a direct connection from the same port of the client */
-	if (accepts(p) && !(skb->mark & SL_MARK_MASK) && !skb->ingress_ifindex) {
+	if (accepts(p) && !is_forwarded(skb, p)) {
 		delete_answer(false, p->family, SL_XL_ANSWERS);
 		return SL_CONTINUE;
 	}

@@ -5,6 +5,7 @@ package kernel
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -26,6 +27,7 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -684,4 +686,125 @@ func TestKernelPodsReachNodePortsOfOtherNodes(t *testing.T) {
 			}
 		}
 	})
+}
+
+// throughUplink runs the programs of the uplink on an IPv4 packet that the node receives there and forwards. It
+// returns the packet that leaves the node; nil: it was dropped or refused.
+func (n *serviceNode) throughUplink(packet []byte) []byte {
+	n.Helper()
+	header := [14]byte{12: 8}
+	data := append(header[:], packet...)
+	for _, c := range []struct {
+		program string
+		ctx     skbContext
+	}{
+		{program.FromUplink, skbContext{}}, {program.ToUplink, skbContext{IngressIfindex: 77, Mark: markRemote}},
+	} {
+		opts := &ebpf.RunOptions{Data: data, DataOut: make([]byte, len(data)+256), Context: c.ctx}
+		verdict, err := n.k.program(c.program).Run(opts)
+		must(n.T, "run", err)
+		if verdict == verdictShot || verdict == verdictRedirect {
+			return nil
+		}
+		data = opts.DataOut
+	}
+	return data[len(header):]
+}
+
+const markRemote = 0x0300
+
+// endsOf returns the source and destination of an IPv4 packet without options.
+func endsOf(packet []byte) (src, dst netip.AddrPort) {
+	port := func(at int) uint16 { return binary.BigEndian.Uint16(packet[at:]) }
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(packet[12:])), port(20)),
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte(packet[16:])), port(22))
+}
+
+// transit lists the connections in transit.
+func (n *serviceNode) transit() (all []conntrack.Connection) {
+	n.Helper()
+	must(n.T, "list", n.k.Connections.Each(func(cs []conntrack.Connection) error {
+		for _, c := range cs {
+			if c.Transit {
+				all = append(all, c)
+			}
+		}
+		return nil
+	}))
+	return all
+}
+
+// TestKernelPacketsInTransitFitTheirConnection: packets that do not fit a connection in transit are dropped, and a SYN
+// from the port of an ended connection begins another one. An ICMP error is translated only for the client that has
+// sent the quoted packet.
+func TestKernelPacketsInTransitFitTheirConnection(t *testing.T) {
+	f := newFabric(t, RoutingNative, false)
+	n := &serviceNode{T: t, runner: f.a.runner}
+	client, backend := netip.MustParseAddrPort("198.18.0.1:4000"), netip.MustParseAddrPort("198.18.0.2:8080")
+	asked, back := netip.AddrPortFrom(f.a.addr4, 30080), netip.AddrPortFrom(f.a.addr4, 30081)
+	n.lead(asked, feNode, backend)
+	n.lead(back, feNode, client)
+	send := func(what string, from, to netip.AddrPort, flags byte, want bool) {
+		t.Helper()
+		before := n.counters(t)
+		segment := tcp(from.Port(), to.Port(), flags)
+		out := n.throughUplink(ip4Header{src: from.Addr(), dst: to.Addr(), proto: protoTCP}.with(segment))
+		if (out != nil) != want {
+			t.Errorf("%s: passed %t, want %t; %v", what, out != nil, want, f.a.gained(t, before))
+		}
+		if got := f.a.gained(t, before)[cell{event.ConnectionInvalid, event.Ingress}]; (got == 1) == want {
+			t.Errorf("%s: %v", what, f.a.gained(t, before))
+		}
+	}
+	send("a SYN-ACK of no connection", client, asked, flagSYN|flagACK, false)
+	if all := n.transit(); len(all) != 0 {
+		t.Fatalf("the SYN-ACK has made %v", all)
+	}
+	send("a SYN", client, asked, flagSYN, true)
+	send("a segment without flags", client, asked, 0, false)
+	send("a segment in the other direction, by another Service", backend, back, flagACK, false)
+	send("the SYN again", client, asked, flagSYN, true)
+	created, err := n.k.Connections.Counters()
+	must(t, "read the counters", err)
+	for _, c := range n.transit() {
+		m, key := n.k.Connections.Map(c.Tuple)
+		c.Value.Flags |= uint32(conntrack.Reset)
+		must(t, "end the connection", m.Put(key, &c.Value))
+	}
+	send("a SYN after the end", client, asked, flagSYN, true)
+	all := n.transit()
+	if len(all) != 1 || all[0].Flags&conntrack.Reset != 0 {
+		t.Errorf("after the last SYN: %v, want one connection that has not ended", all)
+	}
+	if now, err := n.k.Connections.Counters(); err != nil || now.Created != created.Created+1 {
+		t.Errorf("%d connections were made after the end, %v, want 1", now.Created-created.Created, err)
+	}
+	n.wantErrorsForTheirReceiver(t, client, asked, backend)
+}
+
+// wantErrorsForTheirReceiver checks that the quotation of an ICMP error is translated for the client that has sent the
+// quoted packet, and for no other.
+func (n *serviceNode) wantErrorsForTheirReceiver(t *testing.T, client, asked, backend netip.AddrPort) {
+	t.Helper()
+	other, router := netip.MustParseAddr("198.18.0.3"), netip.MustParseAddr("198.18.0.4")
+	quoted := ip4Header{src: client.Addr(), dst: asked.Addr(), proto: protoTCP}.with(tcp(client.Port(), asked.Port(), flagSYN))
+	if n.throughUplink(quoted) == nil {
+		t.Fatal("the request did not pass")
+	}
+	sent := ip4Header{src: client.Addr(), dst: backend.Addr(), proto: protoTCP}.with(tcp(client.Port(), backend.Port(), flagSYN))
+	for _, c := range []struct {
+		to   netip.Addr
+		want netip.AddrPort
+	}{{client.Addr(), asked}, {other, backend}} {
+		header := [14]byte{12: 8}
+		data := append(header[:], ip4Header{src: router, dst: c.to, proto: 1}.with(icmp(3, 1, sent...))...)
+		opts := &ebpf.RunOptions{
+			Data: data, DataOut: make([]byte, len(data)+256), Context: skbContext{IngressIfindex: 77, Mark: markRemote},
+		}
+		verdict, err := n.k.program(program.ToUplink).Run(opts)
+		must(t, "run", err)
+		if _, got := endsOf(opts.DataOut[14+20+8:]); verdict == verdictShot || got != c.want {
+			t.Errorf("to %v: verdict %d, the error quotes a packet to %v, want %v", c.to, verdict, got, c.want)
+		}
+	}
 }

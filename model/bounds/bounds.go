@@ -43,6 +43,10 @@ type Bound struct {
 	Beyond string
 	// Shown lists where an operator sees it.
 	Shown string
+	// In lists the eBPF maps that have this limit, and its numbers in sl_bound and sl_rate (SL_BOUND_..., SL_RATE_...);
+	// empty: it is no limit of the programs. scripts/check verifies that each map that programs fill, and each number,
+	// has a limit. A test of the kernel uses up all of them.
+	In []string
 	// Tests lists tests that exhaust the limit with one tenant while another is unaffected, or that show the effect
 	// of a limit of one object. An undivided limit may have none.
 	Tests []string
@@ -325,6 +329,7 @@ var All = []Bound{
 		Beyond: "half-open TCP and UDP replace each other, the oldest first; " +
 			"a sender above its share is refused (`nat-share`)",
 		Shown: "`observe`, `sluice_datapath_packets_total` (`nat-share`, `nat-exhausted`)",
+		In:    []string{"sl_xl4", "sl_xl6"},
 		Tests: []string{
 			"TestKernelOpenConnectionsOfOneSenderLeavePortsToOthers", "TestKernelHalfOpenConnectionsGiveWay",
 			"TestKernelDatagramsOfOneSenderLeavePortsToOthers", "TestKernelEndedConnectionsFreeTheirPorts",
@@ -337,7 +342,16 @@ var All = []Bound{
 		Beyond: "connections that are not proven, and UDP with ICMP echo, replace each other, the oldest first; " +
 			"the senders with most proven connections lose their longest idle",
 		Shown: "`sluice conntrack list`",
+		In:    []string{"sl_ct4", "sl_ct6", "sl_ring4", "sl_ring6"},
 		Tests: []string{"TestKernelSilentSendersReplaceEachOther", "TestSurplusOfOpenConnections"},
+	},
+	{
+		Name: "connections of pods", Process: datapath,
+		Default: "131,072 for IPv4, 65,536 for IPv6; those from outside are part of them", Divided: ByEndpoint,
+		Beyond: "new connections of an endpoint above its budget are dropped (`connection-budget`)",
+		Shown:  "`observe`, `sluice_datapath_packets_total` (`connection-budget`), `sluice shares`",
+		In:     []string{"sl_ct4", "sl_ct6", "sl_budget"},
+		Tests:  []string{"TestKernelFloodOfOneEndpointPushesOutNobody"},
 	},
 	{
 		Name: "translations of packets of pods to Services", Process: datapath,
@@ -345,6 +359,7 @@ var All = []Bound{
 		Beyond: "first TCP packets of an endpoint above its guarantee are dropped (`translation-share`); UDP flows have no " +
 			"translation, so that they may change to another backend when the list changes",
 		Shown: "`observe`, `sluice_datapath_packets_total` (`translation-share`), `sluice shares`",
+		In:    []string{"sl_pod_xl4", "sl_pod_xl6", "sl_pod_answers4", "sl_pod_answers6", "SL_BOUND_XL4", "SL_BOUND_XL6"},
 		Tests: []string{
 			"TestKernelTranslationsOfOnePodLeaveThoseOfOthers", "TestKernelPodsThatComeLaterHaveTheirShareOfTranslations",
 			"TestKernelSharesOutliveTheirCollector", "TestKernelUDPFlowsAreNotRefused",
@@ -354,43 +369,50 @@ var All = []Bound{
 		Name: "queue of packets to the DNS proxy", Process: datapath, Default: "4,096 packets", Divided: ByEndpoint,
 		Beyond: "packets of an endpoint above its guarantee are dropped (`proxy-budget`)",
 		Shown:  "`observe`, `sluice_datapath_packets_total` (`proxy-budget`)",
+		In:     []string{"sl_proxy", "sl_proxy_taken"},
 		Tests:  []string{"TestOnePodFillsNoQueueOfAnother"},
 	},
 	{
 		Name: "fragmented datagrams of pods", Process: datapath, Default: "3,584", Divided: ByEndpoint,
 		Beyond: "first fragments of an endpoint above its guarantee are dropped (`fragment-share`)",
 		Shown:  "`observe`, `sluice_datapath_packets_total` (`fragment-share`), `sluice shares`",
+		In:     []string{"sl_pod_frag", "SL_BOUND_FRAGMENTS"},
 		Tests:  []string{"TestKernelFragmentsOfOnePodLeaveThoseOfOthers"},
 	},
 	{
 		Name: "backends that pods keep by session affinity", Process: datapath, Default: "3,584 of each family",
 		Divided: ByEndpoint,
 		Beyond:  "connections of an endpoint above its guarantee choose a backend again",
-		Shown:   "`sluice shares`", Tests: []string{"TestKernelAffinityOfOnePodLeavesThatOfOthers"},
+		Shown:   "`sluice shares`", In: []string{"sl_pod_aff4", "sl_pod_aff6", "SL_BOUND_AFFINITY4", "SL_BOUND_AFFINITY6"},
+		Tests: []string{"TestKernelAffinityOfOnePodLeavesThatOfOthers"},
 	},
 	{
 		Name: "translations of packets from outside, and ports of the node", Process: datapath,
 		Default: "32,768 for IPv4, 16,384 for IPv6", Divided: Undivided,
 		Beyond: "the least recently used entries are evicted; pods have maps of their own",
-		Shown:  "`sluice shares`", Tests: []string{"TestKernelTranslationsFromOutsideLeaveThoseOfPods"},
+		Shown:  "`sluice shares`", In: []string{"sl_xl4", "sl_xl6"},
+		Tests: []string{"TestKernelTranslationsFromOutsideLeaveThoseOfPods"},
 	},
 	{
 		Name: "copies of translations of connections from outside and of the host", Process: datapath,
 		Default: "16,384 for IPv4, 8,192 for IPv6", Divided: Undivided,
 		Beyond: "the least recently used copies are evicted; pods have maps of their own",
-		Shown:  "`sluice map dump sl_answers4`", Tests: []string{"TestKernelAnswersFromOutsideLeaveThoseOfPods"},
+		Shown:  "`sluice map dump sl_answers4`", In: []string{"sl_answers4", "sl_answers6"},
+		Tests: []string{"TestKernelAnswersFromOutsideLeaveThoseOfPods"},
 	},
 	{
 		Name: "fragmented datagrams from outside, from other nodes and from the host", Process: datapath,
 		Default: "8,192", Divided: Undivided,
 		Beyond: "the least recently used entries are evicted; later fragments of their datagrams are dropped",
-		Shown:  "`sluice shares`", Tests: []string{"TestKernelFragmentsFromOutsideLeaveThoseOfPods"},
+		Shown:  "`sluice shares`", In: []string{"sl_frag"},
+		Tests: []string{"TestKernelFragmentsFromOutsideLeaveThoseOfPods"},
 	},
 	{
 		Name: "backends that clients outside keep by session affinity", Process: datapath,
 		Default: "8,192 of each family", Divided: Undivided,
 		Beyond: "the least recently used entries are evicted; these clients choose a backend again",
-		Shown:  "`sluice shares`", Tests: []string{"TestKernelAffinityFromOutsideLeavesThatOfPods"},
+		Shown:  "`sluice shares`", In: []string{"sl_aff4", "sl_aff6"},
+		Tests: []string{"TestKernelAffinityFromOutsideLeavesThatOfPods"},
 	},
 	{
 		Name: "records of TCP connections that policies terminated", Process: datapath, Default: "10,752 of each family",
@@ -398,12 +420,14 @@ var All = []Bound{
 		Beyond: "TCP connections of an endpoint above its guarantee are not picked up without an entry for " +
 			"`connections.tcpEstablished`",
 		Shown: "`sluice shares`, `sluice_datapath_connections_unremembered_total`",
+		In:    []string{"sl_revoked4", "sl_revoked6", "SL_BOUND_REVOKED4", "SL_BOUND_REVOKED6"},
 		Tests: []string{"TestKernelTerminatedConnectionsOfOnePodLeaveThoseOfOthers"},
 	},
 	{
 		Name: "events that wait for the datapath", Process: datapath, Default: "6,898", Divided: ByEndpoint,
 		Beyond: "events of an endpoint above its guarantee are left out and counted",
 		Shown:  "`observe` (lost events), `sluice_datapath_events_lost_total`, `sluice shares`",
+		In:     []string{"sl_events", "SL_BOUND_EVENTS"},
 		Tests:  []string{"TestKernelEventsOfOnePodLeaveRoomInTheRing", "TestKernelEventsOfOneEndpointLeaveRoomForOthers"},
 	},
 	{
@@ -411,6 +435,7 @@ var All = []Bound{
 		Default: "64 of one endpoint; of one CPU and reason 1,024 of endpoints, 512 of no endpoint", Divided: ByEndpoint,
 		Beyond: "events are left out and counted; each endpoint of the node is guaranteed its part of 512",
 		Shown:  "`observe` (lost events), `sluice_datapath_events_lost_total`",
+		In:     []string{"sl_limits", "sl_ep_limits"},
 		Tests: []string{
 			"TestKernelEventsOfManyEndpointsLeaveRoomForOthers", "TestKernelEventsOfOneEndpointLeaveRoomForOthers",
 		},
@@ -420,12 +445,30 @@ var All = []Bound{
 		Default: "1,000 per second and CPU", Divided: ByEndpoint,
 		Beyond: "packets of an endpoint above its guarantee are dropped without an answer",
 		Shown:  "`sluice shares`, `sluice map dump sl_rate`",
+		In:     []string{"sl_rate", "SL_BOUND_ANSWERS", "SL_RATE_ANSWERS_TO_PODS"},
 		Tests:  []string{"TestKernelAnswersToOnePodLeaveThoseToOthers"},
+	},
+	{
+		Name: "resets and ICMP errors that the eBPF programs send to senders outside", Process: datapath,
+		Default: "1,000 of each per second and CPU", Divided: Undivided,
+		Beyond: "packets are dropped without an answer",
+		Shown:  "`sluice map dump sl_rate`",
+		In:     []string{"sl_rate", "SL_RATE_ANSWERS_OUTSIDE", "SL_RATE_ERRORS_OUTSIDE"},
+		Tests:  []string{"TestKernelOutsideRefusalsHaveABudget"},
+	},
+	{
+		Name: "ICMPv6 packet-too-big errors about unknown connections", Process: datapath,
+		Default: "100 per second and CPU", Divided: ByEndpoint,
+		Beyond: "errors to an endpoint above its guarantee pass only as its policy says",
+		Shown:  "`sluice shares`, `sluice map dump sl_rate`",
+		In:     []string{"sl_rate", "SL_BOUND_TOO_BIG", "SL_RATE_TOO_BIG"},
+		Tests:  []string{"TestKernelTooBigAboutNothingIsLimited"},
 	},
 	{
 		Name: "counted senders to backends elsewhere", Process: "sluice-datapath", Default: "8,192", Divided: Undivided,
 		Beyond: "a new sender gets at most 64 ports to a backend while half of the ports to it are in use",
 		Shown:  "`sluice_datapath_packets_total` (`nat-share`)",
+		In:     []string{"sl_share"},
 	},
 	{
 		Name: "stored flows", Process: hubble, Setting: "history.maxSize", Default: "64 MiB", Divided: ByTenant,

@@ -58,7 +58,7 @@ func run(check bool) error {
 	if err == nil && !bytes.Equal(have, want) {
 		err = fmt.Errorf("%s differs from model/bounds: run `go run scripts/bounds/main.go`", page)
 	}
-	return errors.Join(err, settings(), tests())
+	return errors.Join(err, settings(), tests(), programs())
 }
 
 func render() []byte {
@@ -120,6 +120,42 @@ func settings() error {
 			}
 			if !listed[process+" "+setting] {
 				errs = append(errs, fmt.Errorf("model/bounds has no row for the setting %s of %s", setting, process))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Maps that programs fill, and the numbers of limits and rates.
+var (
+	filled = regexp.MustCompile(`(?:bpf_map_update_elem|bpf_ringbuf_reserve)\(&(sl_\w+)`)
+	number = regexp.MustCompile(`(?m)^#define (SL_(?:BOUND|RATE)_\w+) \d`)
+)
+
+// programs returns an error for each map that programs fill, and for each number of a limit, that no limit in the list
+// names.
+func programs() error {
+	listed := make(map[string]bool)
+	for _, x := range bounds.All {
+		for _, name := range x.In {
+			listed[name] = true
+		}
+	}
+	files, err := filepath.Glob("bpf/include/sluice/*.h")
+	if err != nil || len(files) == 0 {
+		return fmt.Errorf("no programs in bpf: %w", err)
+	}
+	used := map[string]bool{"SL_RATE_WINDOW": true} // no limit
+	var errs []error
+	for _, name := range files {
+		text, err := os.ReadFile(name) //nolint:gosec // of the tree
+		if err != nil {
+			return err
+		}
+		for _, m := range append(filled.FindAllSubmatch(text, -1), number.FindAllSubmatch(text, -1)...) {
+			if of := string(m[1]); !listed[of] && !used[of] {
+				used[of] = true
+				errs = append(errs, fmt.Errorf("model/bounds has no limit in %s of %s", of, name))
 			}
 		}
 	}

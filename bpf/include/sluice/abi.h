@@ -709,7 +709,7 @@ enum sl_ct_stat {
 	SL_CT_STAT_PICKED_UP = 3,
 	SL_CT_STAT_REDECIDED = 4,
 	SL_CT_STAT_RELATED = 5, /* ICMP errors about a connection */
-	SL_CT_STAT_UNREMEMBERED = 6, /* revoked, but sl_revoked4 or sl_revoked6 was full */
+	SL_CT_STAT_UNREMEMBERED = 6, /* revoked, and beyond the share of its endpoint */
 	SL_CT_STAT_EXPIRED = 7, /* removed by the collector; no program counts it */
 	SL_CT_STATS = 8,
 };

@@ -159,9 +159,9 @@ func (c Connections) warnings(now time.Time) (all []string) {
 			"observe --reason connection-budget` shows who begins them", c.OutsideSpent.UTC().Format(time.RFC3339)))
 	}
 	if c.PickUpStopped > 0 {
-		all = append(all, fmt.Sprintf("policies have ended more connections than the node can record, %d so far: TCP "+
-			"connections of %d endpoints that it does not know are not picked up, and have to be opened again", c.Unremembered,
-			c.PickUpStopped))
+		all = append(all, fmt.Sprintf("policies have ended more connections than their endpoints may have records of, %d so far: "+
+			"TCP connections of %d endpoints without an entry are not picked up, and have to be opened again; `sluice shares` "+
+			"shows the records", c.Unremembered, c.PickUpStopped))
 	}
 	return all
 }
@@ -179,7 +179,7 @@ var (
 	pickedUpDesc = desc("connections_picked_up_total", "Connections picked up mid-stream after their eviction.")
 
 	unrememberedDesc = desc("connections_unremembered_total",
-		"Revoked connections that only their entry records, because the map of revoked connections was full.")
+		"Revoked connections that only their entry records, because their endpoint had used up its share of records.")
 	stoppedDesc = desc("endpoints_without_pick_up",
 		"Endpoints whose connections are not picked up, because the record of a revoked one may be missing.")
 	reevaluatedDesc = desc("packets_reevaluated_total",

@@ -398,7 +398,7 @@ type Counters struct {
 	Reevaluated uint64
 	// Related are ICMP errors about a connection.
 	Related uint64
-	// Unremembered are revoked TCP connections that could not be recorded because the map of terminated connections was
+	// Unremembered are revoked TCP connections that could not be recorded because the share of their endpoint was
 	// full. They are known only by their conntrack entries; until these must have timed out, no connection of their
 	// endpoints is picked up mid-stream.
 	Unremembered uint64

@@ -392,7 +392,7 @@ func TestKernelCollectKeepsWhatOutlivesALongConnection(t *testing.T) {
 func TestKernelTranslationInUseAgainStays(t *testing.T) {
 	i := open(t)
 	x := kinds()["of a pod"]
-	read := entry{x, i.xl4, key4(x), valueOf(x), true}
+	read := entry{x, i.xl4, key4(x), valueOf(x), true, false}
 	wantRemoval := func(what string, want removal) {
 		t.Helper()
 		if got, err := read.remove(); err != nil || got != want {

@@ -178,7 +178,8 @@ func TestMapsHaveTheOwnersThatTheDocumentsSay(t *testing.T) {
 // the programs.
 func TestUsesOfTheDeviceOfArrivalAreListed(t *testing.T) {
 	table := rows(t, "docs/reference/marks.md", "## Device of arrival at egress hooks")
-	users := regexp.MustCompile(`ingress_ifindex|\b(?:is_copied|is_forwarded|entered_by|is_from_pod|is_of_unknown_origin)\(`)
+	users := regexp.MustCompile(
+		`ingress_ifindex|\b(?:is_copied|is_forwarded|entered_by|is_from_pod|is_of_unknown_origin)\(`)
 	name := regexp.MustCompile(`(\w+)\(`)
 	for _, pattern := range []string{"bpf/*.c", "bpf/include/sluice/*.h"} {
 		files, err := filepath.Glob(filepath.Join(root, pattern))

@@ -24,8 +24,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
-// neighbours are a pod that uses up the limits of the programs, and a pod that goes on. Strangers outside use up those
-// of the outside, while another client outside goes on.
+// neighbours are a pod that uses up the limits of the programs, and a pod that goes on. Strangers outside use up the
+// limits of the outside, while another client outside goes on.
 type neighbours struct {
 	*serviceNode
 	f                   *fabric

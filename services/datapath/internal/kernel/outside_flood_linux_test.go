@@ -39,7 +39,8 @@ func TestKernelFloodsLeaveClientsWithALongRoundTrip(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			send := func(from, to netip.AddrPort, payload func(sport, dport uint16) []byte) []byte {
-				return n.throughUplink(ip4Header{src: from.Addr(), dst: to.Addr(), proto: c.proto}.with(payload(from.Port(), to.Port())))
+				h := ip4Header{src: from.Addr(), dst: to.Addr(), proto: c.proto}
+				return n.throughUplink(h.with(payload(from.Port(), to.Port())))
 			}
 			random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same addresses in each run
 			strangers := func(count int) {

@@ -54,7 +54,8 @@ type Options struct {
 // Open returns the connections in the given maps. It writes nothing.
 func Open(pm *pin.Maps, o Options) (*Connections, error) {
 	ct := &Connections{
-		log: o.Log, pins: pm, endpoints: o.Endpoints, bounds: o.Bounds, worlds: o.Worlds, gate: pin.Gate{ValidateOnly: pm.ValidateOnly},
+		log: o.Log, pins: pm, endpoints: o.Endpoints, bounds: o.Bounds, worlds: o.Worlds,
+		gate:     pin.Gate{ValidateOnly: pm.ValidateOnly},
 		flushing: make(chan struct{}, 1), keepAnswers: o.KeepAnswers,
 	}
 	return ct, ct.findStates()

@@ -69,7 +69,8 @@ func Open(pm *pin.Maps, endpoints *endpointmap.Maps, bounds *bound.Bounds) (*Map
 	}, nil
 }
 
-// AdoptPods copies the translations of pods, and their copies, from the maps of an earlier version, before programs of this version run.
+// AdoptPods copies the translations of pods, and their copies, from the maps of an earlier version, before programs
+// of this version run.
 // local are the addresses of endpoints and of the host. The old entries are collected like any others.
 func (m *Maps) AdoptPods(local map[netip.Addr]endpointmap.ID) error {
 	return m.each(func(es []entry) error {

@@ -403,3 +403,74 @@ func (s *nameServer) wantTaught(t *testing.T, client pod.Pod, server netip.AddrP
 	}
 	wantOpen(t, client, resolve(t, client, server, name))
 }
+
+// TestDNSRuleOfEveryNameDropsNoOtherMessage exchanges messages that are no DNS at port 53: a rule that allows every
+// name denies nothing. The last message has several fragments.
+func TestDNSRuleOfEveryNameDropsNoOtherMessage(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	pods := n.addPods(t, "client", "dns")
+	client, server := pods[0], pods[1]
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	socket, err := server.ListenPacket(netip.AddrPortFrom(server.IPv4, 53))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = socket.Close() })
+	wg.Go(func() {
+		buf := make([]byte, 1<<16)
+		for {
+			size, from, err := socket.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return // the socket was closed
+			}
+			_, _ = socket.WriteToUDPAddrPort(slices.Concat([]byte("dns"), buf[:size]), from)
+		}
+	})
+	r := newResolver(t, client, netip.AddrPortFrom(server.IPv4, 53))
+	messages := []string{"?", "", strings.Repeat("GET / ", 1000)}
+	for what, others := range map[string]string{"alone": "", "beside a plain rule": "  - toEntities: [cluster]\n"} {
+		enforce(t, n.policies(t), `
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: baseline}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  egress:
+`+others+`  - toEndpoints: [{matchLabels: {app: dns}}]
+    toPorts:
+    - ports: [{port: "53", protocol: ANY}]
+      rules: {dns: [{matchPattern: "*"}]}
+`)
+		for _, message := range messages {
+			if err := r.exchange(message, 5); err != nil {
+				t.Errorf("%s: a message of %d bytes: %v", what, len(message), err)
+			}
+		}
+	}
+}
+
+// exchange sends a message until it gets its answer, at most so many times.
+func (r *resolver) exchange(message string, times int) error {
+	buf := make([]byte, 1<<16)
+	for range times {
+		if _, err := r.c.Write([]byte(message)); err != nil {
+			return err
+		}
+		_ = r.c.SetReadDeadline(time.Now().Add(time.Second))
+		for {
+			size, err := r.c.Read(buf)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			if string(buf[:size]) == "dns"+message {
+				return nil
+			}
+		}
+	}
+	return fmt.Errorf("no answer to %d messages", times)
+}

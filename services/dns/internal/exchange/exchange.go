@@ -2,7 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package exchange decides about each DNS message of a redirected connection: a query passes if the rules allow its
-// name, and an answer passes after sluice-policy enforces its addresses.
+// name, and an answer passes after sluice-policy enforces its addresses. Under rules that allow every name, messages
+// that cannot be read pass, too.
 //
 // Only the answer to a query that this process has passed teaches: another message from the server's port could be
 // forged. After a restart the queries before it are not known; their clients ask again.
@@ -135,7 +136,7 @@ type Exchange struct {
 // Counts are the numbers of messages by their result.
 type Counts struct {
 	Allowed, Refused, Malformed         atomic.Uint64 // queries
-	Answered, Unasked, BadAnswers       atomic.Uint64 // answers: passed, without a query, and refused as malformed
+	Answered, Unasked, BadAnswers       atomic.Uint64 // answers: passed, without a query, and malformed
 	Held, Late, NoCapacity, BeyondShare atomic.Uint64 // answers with new addresses
 }
 
@@ -192,6 +193,13 @@ func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
 	defer x.readers.put(r)
 	q := &r.query
 	if err := q.Read(b); err != nil {
+		if x.o.Rules.AllowEvery(c.Tag) {
+			x.Counts.Malformed.Add(1)
+			return Release, dst // no name is refused, and the message passes without this process, too
+		}
+		if x.o.Rules.Decide(c.Tag, "").Verdict == rules.Unknown {
+			return Wait, dst
+		}
 		x.Counts.Malformed.Add(1)
 		code, ok := q.Reply(err)
 		if !ok {
@@ -253,6 +261,9 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	a := &r.answer
 	if err := a.Read(b); err != nil {
 		x.Counts.BadAnswers.Add(1)
+		if x.o.Rules.AllowEvery(c.Tag) {
+			return Release, nil // as in Query; it teaches nothing
+		}
 		return Drop, nil
 	}
 	if !x.answered(c, a.ID, a.Type, a.Class, a.Name()) {

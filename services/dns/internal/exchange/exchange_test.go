@@ -713,3 +713,58 @@ func TestAnswerWithoutAQueryPassesUnderARuleOfEveryName(t *testing.T) {
 		t.Errorf("such answers taught: %v", calls)
 	}
 }
+
+// TestOtherMessagesPassUnderARuleOfEveryName: such a rule restricts nothing, so messages that cannot be evaluated pass
+// as they do without this process. They teach nothing.
+func TestOtherMessagesPassUnderARuleOfEveryName(t *testing.T) {
+	const name = "www.example.com."
+	b := newBench(t)
+	for number, content := range map[uint16]rules.Content{2: {Names: []string{"*"}}, 3: {All: true}} {
+		if err := b.rules.Upsert(number, content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update := query(t, 5, name)
+	update[2] |= 5 << 3
+	two := pack(t, dnsmessage.Message{
+		Header: dnsmessage.Header{ID: 5}, Questions: []dnsmessage.Question{question(name), question("a.example.com.")},
+	})
+	record := dnsmessage.Resource{
+		Header: dnsmessage.ResourceHeader{Name: dnsmessage.MustNewName(name), Class: dnsmessage.ClassINET},
+		Body:   &dnsmessage.AResource{A: [4]byte{192, 0, 2, 1}},
+	}
+	for what, m := range map[string]struct{ query, answer []byte }{
+		"not DNS":       {[]byte("GET /"), []byte("dns")},
+		"empty":         {nil, nil},
+		"an update":     {update, answer(t, 5, "other.example.com.")},
+		"trailing byte": {append(query(t, 5, name), 0), append(answer(t, 5, name, "192.0.2.1"), 0)},
+		"two questions": {two, pack(t, dnsmessage.Message{Header: dnsmessage.Header{ID: 5, Response: true}})},
+		"a record": {pack(t, dnsmessage.Message{
+			Header: dnsmessage.Header{ID: 5}, Questions: []dnsmessage.Question{question(name)},
+			Answers: []dnsmessage.Resource{record},
+		}), answer(t, 5, name, "192.0.2.1")[:40]},
+		"the other direction": {answer(t, 5, name, "192.0.2.1"), query(t, 5, name)},
+	} {
+		for tag, passes := range map[rules.Tag]bool{
+			{Egress: 2}: true, {Egress: 3}: true, {Egress: 2, Ingress: 3}: true,
+			{Egress: 1}: false, {Egress: 2, Ingress: 1}: false,
+		} {
+			c := client
+			c.Tag = tag
+			if action, reply := b.Query(c, m.query, nil); (action == Release) != passes || passes && len(reply) > 0 {
+				t.Errorf("%s, tag %v: query: action %d, reply % x", what, tag, action, reply)
+			}
+			if action, _ := b.Answer(c, m.answer); (action == Release) != passes {
+				t.Errorf("%s, tag %v: answer: action %d", what, tag, action)
+			}
+		}
+		unknown := client
+		unknown.Tag = rules.Tag{Egress: 2, Ingress: 9}
+		if action, _ := b.Query(unknown, m.query, nil); action != Wait {
+			t.Errorf("%s, a set that is not known yet: action %d, want that it waits", what, action)
+		}
+	}
+	if n, _ := b.table.Len(); n != 0 || len(b.policy.take()) != 0 {
+		t.Errorf("%d names were learned", n)
+	}
+}

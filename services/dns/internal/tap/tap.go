@@ -244,6 +244,10 @@ func (r *reader) handle(b []byte) {
 	case f.Fragmented && f.Role == frame.Initiator:
 		// Resolvers do not fragment queries. A part of a query cannot be evaluated.
 		r.Counts.Fragments.Add(1)
+		if r.o.Rules.AllowEvery(rules.Tag{Egress: f.Set}) {
+			r.send(r.queue, b)
+			return
+		}
 		r.Counts.FragmentedQueries.Add(1)
 	case f.Fragmented:
 		r.Counts.Fragments.Add(1)

@@ -480,6 +480,18 @@ func TestFragmentedAnswerIsHeldWhole(t *testing.T) {
 	}
 }
 
+func TestFragmentedQueryPassesUnderARuleOfEveryName(t *testing.T) {
+	d := newDevice(t, time.Minute)
+	if err := d.rules.Upsert(10, rules.Content{All: true}); err != nil {
+		t.Fatal(err)
+	}
+	q := query(5, "www.example.com.", dnsmessage.TypeA)
+	q.Set = 10
+	for _, piece := range q.Fragments(16) {
+		d.passes(piece)
+	}
+}
+
 func TestAttacksByFragmentsTeachNothing(t *testing.T) {
 	d := newDevice(t, time.Minute)
 	q := query(1, "www.example.com.", dnsmessage.TypeA)

@@ -4,12 +4,16 @@
 package etcd
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -57,6 +61,83 @@ func documentedCalls(t *testing.T, node string, i int) (calls [][]string) {
 		calls = append(calls, strings.Fields(line))
 	}
 	return calls
+}
+
+// TestGuidesGrantTheDocumentedRoles executes the scripts of the guides. They grant each node what docs/identity.md
+// names, and write the keys that no node may write before etcd authenticates its users.
+func TestGuidesGrantTheDocumentedRoles(t *testing.T) {
+	for guide, nodes := range map[string][]string{
+		"operations/install-host.md": {"a"}, "how-to/several-machines.md": {"a", "b"},
+	} {
+		var want []string
+		for _, node := range nodes {
+			for _, call := range documentedRoles(t, node) {
+				want = append(want, strings.Join(call, " "))
+			}
+		}
+		got, before := guideCalls(t, guide, nodes)
+		if slices.Sort(want); !slices.Equal(got, slices.Compact(want)) {
+			t.Errorf("%s grants\n%s\nand docs/identity.md\n%s", guide, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+		if layout := before[testPrefix+"/layout"]; layout != strconv.Itoa(layoutFinal) {
+			t.Errorf("%s writes layout %q, want %d", guide, layout, layoutFinal)
+		}
+		var settings registry.IPAM
+		if err := json.Unmarshal([]byte(before[testPrefix+"/ipam"]), &settings); err != nil ||
+			!settings.Equal(registry.IPAM{Mode: registry.IPAMStatic}) {
+			t.Errorf("%s writes ipam %q, want the settings of its nodes: %v", guide, before[testPrefix+"/ipam"], err)
+		}
+	}
+}
+
+// guideCalls returns the calls of etcdctl that a guide makes for nodes, sorted, without those for root, and the keys
+// that it writes before it enables authentication.
+func guideCalls(t *testing.T, guide string, nodes []string) (calls []string, before map[string]string) {
+	t.Helper()
+	doc, err := os.ReadFile("../../../../docs/" + guide)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	file := regexp.MustCompile(`(?sm)^\$ cat > /etc/etcd/([a-z-]+) <<'EOF'\n(.*?)^EOF$`)
+	for _, m := range file.FindAllSubmatch(doc, -1) {
+		text := strings.NewReplacer("/etc/etcd", dir, "/sluice/v1/identity", testPrefix).Replace(string(m[2]))
+		if err := os.WriteFile(filepath.Join(dir, string(m[1])), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, script := range map[string]string{
+		"etcdctl": "IFS=\"\t\"; echo \"$*\"", "hostname": "echo " + nodes[0],
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run := exec.Command("sh", append([]string{"-eu", filepath.Join(dir, "make-roles")}, nodes...)...)
+	run.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+	out, err := run.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", guide, err, out)
+	}
+	before = make(map[string]string)
+	enabled := false
+	for line := range strings.Lines(string(out)) {
+		words := strings.Split(strings.TrimSpace(line), "\t")
+		switch {
+		case words[0] == "put" && !enabled && len(words) == 3:
+			before[words[1]] = words[2]
+		case strings.Join(words, " ") == "auth enable":
+			enabled = true
+		case slices.Contains(words, "root"):
+		default:
+			calls = append(calls, strings.Join(words, " "))
+		}
+	}
+	if !enabled {
+		t.Errorf("%s does not enable authentication", guide)
+	}
+	slices.Sort(calls)
+	return calls, before
 }
 
 // etcdctl implements the part of the etcdctl command that the example uses.

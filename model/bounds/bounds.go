@@ -149,6 +149,11 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "requests for the status of policies", Process: "sluice-controller", Default: "20 a second", Divided: ByTenant,
+		Beyond: "the policies of a tenant wait; tenants take turns, and namespaces without the label are one group of two",
+		Shown:  "`controller status`", Tests: []string{"TestPoliciesOfOneTenantDelayNoStatusOfAnother"},
+	},
+	{
 		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends",
 		Default: "65,536, less if the datapath has less", Divided: ByTenant,
 		Beyond: "the newest frontends of a tenant above its share refuse connections",

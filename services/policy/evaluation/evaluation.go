@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/kube/tenants"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
@@ -114,6 +115,9 @@ func (e *Evaluator) Held(ctx context.Context) ([]Key, error) { return e.objects.
 func (e *Evaluator) Outcomes(ctx context.Context, keys []Key) (map[Key]Outcome, error) {
 	return e.objects.Judged(ctx, keys)
 }
+
+// Tenant returns the tenant of the objects in a namespace.
+func (e *Evaluator) Tenant(namespace string) shares.Tenant { return e.tenants.Of(namespace) }
 
 // Ready returns a channel that is closed once all policies have been listed, or immediately if the state of an earlier
 // run was loaded.

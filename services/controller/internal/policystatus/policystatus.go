@@ -9,11 +9,15 @@
 // Writer writes every status that differs, and nothing else. Each write comes back as a change of the object, so a
 // write that was lost, or that another process has overwritten, is repeated.
 //
+// The number of requests a second is limited. Tenants therefore take turns, so that many policies of one tenant do not
+// delay the status of the others.
+//
 // A write names the resource version that the Writer has seen. A process that has lost the Lease without knowing it
 // can therefore at worst write the same status as the next leader.
 package policystatus
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -24,6 +28,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/controller/internal/subject"
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
@@ -59,6 +64,8 @@ type API interface {
 type evaluator interface {
 	evaluation.Sink
 	Outcomes(ctx context.Context, keys []evaluation.Key) (map[evaluation.Key]evaluation.Outcome, error)
+	// Tenant returns the tenant of the objects in a namespace.
+	Tenant(namespace string) shares.Tenant
 	// Run passes the objects of the API server to a sink.
 	Run(ctx context.Context, to evaluation.Sink) error
 }
@@ -79,7 +86,8 @@ type Writer struct {
 	requests subject.Requests
 	now      func() time.Time
 
-	wake chan struct{} // has a token when an object may be due
+	wake  chan struct{} // has a token when an object may be due
+	turns *shares.Turns // used by lead
 
 	mu      sync.Mutex
 	objects map[evaluation.Key]*object
@@ -106,7 +114,7 @@ func New(e *evaluation.Evaluator, api API, leads subject.Leadership, l *slog.Log
 
 func newWriter(e evaluator, api API, leads subject.Leadership, l *slog.Logger) *Writer {
 	return &Writer{
-		evaluator: e, api: api, leads: leads, log: l, now: time.Now, wake: make(chan struct{}, 1),
+		evaluator: e, api: api, leads: leads, log: l, now: time.Now, wake: make(chan struct{}, 1), turns: shares.NewTurns(),
 		objects: make(map[evaluation.Key]*object), due: make(map[evaluation.Key]time.Time), mute: make(map[string]time.Time),
 	}
 }
@@ -185,7 +193,7 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[evaluation.Key, eval
 			continue
 		}
 		o.verdict = v
-		w.due[k] = time.Time{}
+		w.soon(k)
 	}
 	w.notify()
 	return nil
@@ -252,7 +260,7 @@ func (w *Writer) SetRefused(refused map[evaluation.Key]Nodes, others Nodes) {
 	for k, o := range w.objects {
 		if v := o.judged.on(w.nodes(k)); v != o.verdict {
 			o.verdict = v
-			w.due[k] = time.Time{}
+			w.soon(k)
 		}
 	}
 	w.notify()
@@ -261,6 +269,14 @@ func (w *Writer) SetRefused(refused map[evaluation.Key]Nodes, others Nodes) {
 func (w *Writer) forget(k evaluation.Key) {
 	delete(w.objects, k)
 	delete(w.due, k)
+}
+
+// soon makes an object due now, unless it is due already. Called with mu held.
+func (w *Writer) soon(k evaluation.Key) {
+	now := w.now()
+	if at, ok := w.due[k]; !ok || at.After(now) {
+		w.due[k] = now
+	}
 }
 
 func (w *Writer) notify() {
@@ -276,19 +292,14 @@ func (w *Writer) lead(ctx context.Context) {
 	w.mu.Lock()
 	clear(w.mute)
 	for k := range w.objects {
-		w.due[k] = time.Time{}
+		w.soon(k)
 	}
 	w.mu.Unlock()
 	wait := firstPause
 	for ctx.Err() == nil {
-		keys, next := w.take()
-		var failed error
-		for i, k := range keys {
-			if failed = w.write(ctx, k); failed != nil {
-				w.putBack(keys[i:])
-				break
-			}
-		}
+		waiting, next := w.waiting()
+		any := len(waiting.tenants) > 0
+		failed := w.writeBatch(ctx, waiting)
 		var timer <-chan time.Time
 		wake := w.wake
 		switch {
@@ -297,7 +308,7 @@ func (w *Writer) lead(ctx context.Context) {
 		case failed != nil:
 			w.log.Warn("cannot write the status of policies", log.Err(failed), "again", wait)
 			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
-		case len(keys) > 0:
+		case any:
 			wait = firstPause
 			continue
 		case !next.IsZero():
@@ -311,32 +322,81 @@ func (w *Writer) lead(ctx context.Context) {
 	}
 }
 
-// take returns the keys that are due, sorted, and the time at which the next key is due.
-func (w *Writer) take() (keys []evaluation.Key, next time.Time) {
+// maxBatch is the number of requests after which objects that became due meanwhile take part in the turns.
+const maxBatch = 20
+
+// writeBatch writes the status of waiting objects, by at most maxBatch requests. It returns an error if the API server
+// does not respond.
+func (w *Writer) writeBatch(ctx context.Context, waiting *agenda) error {
+	for sent := 0; sent < maxBatch; {
+		tenant, k, ok := waiting.next(w.turns)
+		if !ok {
+			return nil
+		}
+		requested, err := w.write(ctx, k)
+		if err != nil {
+			return err
+		}
+		if requested {
+			w.turns.Serve(tenant)
+			sent++
+		}
+	}
+	return nil
+}
+
+// agenda has the objects that are due, by tenant.
+type agenda struct {
+	tenants map[shares.Tenant][]evaluation.Key
+	sorted  map[shares.Tenant]bool
+	due     map[evaluation.Key]time.Time
+}
+
+// next removes and returns the object that waits longest of the tenant whose turn it is.
+func (a *agenda) next(turns *shares.Turns) (of shares.Tenant, k evaluation.Key, ok bool) {
+	for t := range a.tenants {
+		if !ok || turns.Compare(t, of) < 0 {
+			of, ok = t, true
+		}
+	}
+	if !ok {
+		return of, k, false
+	}
+	keys := a.tenants[of]
+	if !a.sorted[of] {
+		a.sorted[of] = true
+		slices.SortFunc(keys, func(x, y evaluation.Key) int { return cmp.Or(a.due[x].Compare(a.due[y]), x.Compare(y)) })
+	}
+	if k = keys[0]; len(keys) == 1 {
+		delete(a.tenants, of)
+	} else {
+		a.tenants[of] = keys[1:]
+	}
+	return of, k, true
+}
+
+// waiting returns the objects that are due, and the time at which the next one is due.
+func (w *Writer) waiting() (due *agenda, next time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	due = &agenda{
+		tenants: make(map[shares.Tenant][]evaluation.Key), sorted: make(map[shares.Tenant]bool),
+		due: make(map[evaluation.Key]time.Time),
+	}
 	now := w.now()
 	for k, at := range w.due {
 		switch {
 		case !at.After(now):
-			keys = append(keys, k)
-			delete(w.due, k)
+			t := w.Tenant(k.Namespace)
+			w.turns.Join(t)
+			due.tenants[t] = append(due.tenants[t], k)
+			due.due[k] = at
 		case next.IsZero() || at.Before(next):
 			next = at
 		}
 	}
-	slices.SortFunc(keys, evaluation.Key.Compare)
-	return keys, next
-}
-
-func (w *Writer) putBack(keys []evaluation.Key) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, k := range keys {
-		if w.objects[k] != nil {
-			w.due[k] = time.Time{}
-		}
-	}
+	w.turns.Keep(func(t shares.Tenant) bool { return due.tenants[t] != nil })
+	return due, next
 }
 
 // later schedules the next comparison of an object, unless an earlier one is scheduled.
@@ -348,9 +408,12 @@ func (w *Writer) later(k evaluation.Key, in time.Duration) {
 	}
 }
 
-// write writes the status of one object if it differs. It returns an error only if the API server does not respond.
-func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
+// write writes the status of one object if it differs. requested reports whether it has sent a request. It returns an
+// error only if the API server does not respond; the object is then due as before.
+func (w *Writer) write(ctx context.Context, k evaluation.Key) (requested bool, err error) {
 	w.mu.Lock()
+	due := w.due[k]
+	delete(w.due, k)
 	o := w.objects[k]
 	var now object
 	if o != nil {
@@ -360,7 +423,7 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 	mute := w.mute[kind]
 	w.mu.Unlock()
 	if o == nil {
-		return nil
+		return false, nil
 	}
 	requests := []func(object) (func(context.Context) error, error){w.record}
 	if k.Kind != withoutStatus {
@@ -371,7 +434,6 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 		requests = append(requests, w.setConditions)
 	}
 	var send func(context.Context) error
-	var err error
 	left := len(requests)
 	for _, request := range requests {
 		left--
@@ -381,14 +443,14 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 	}
 	if err != nil {
 		w.log.Warn("cannot parse the status of an object; leaving it unchanged", "object", k.String(), log.Err(err))
-		return nil
+		return false, nil
 	}
 	if send == nil {
-		return nil
+		return false, nil
 	}
 	if left := mute.Sub(w.now()); left > 0 {
 		w.later(k, left)
-		return nil
+		return false, nil
 	}
 	err = w.requests.Do(ctx, send)
 	switch {
@@ -411,9 +473,14 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) error {
 		w.log.Warn("cannot write the status of an object", "object", k.String(), log.Err(err))
 		w.later(k, refusedIn)
 	default:
-		return err
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.objects[k] != nil {
+			w.due[k] = due
+		}
+		return true, err
 	}
-	return nil
+	return true, nil
 }
 
 // setConditions returns the request that updates an object's conditions; nil if none is needed.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/watch"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
@@ -41,8 +42,10 @@ func (*same) Apply(context.Context, watch.Changes[evaluation.Key, evaluation.Obj
 }
 func (*same) Complete(context.Context, map[evaluation.Key]struct{}) error { return nil }
 func (*same) Failed(context.Context, error) error                         { return nil }
-func (*same) Run(ctx context.Context, _ evaluation.Sink) error            { <-ctx.Done(); return nil }
-func (*same) Held(context.Context) ([]evaluation.Key, error)              { return nil, nil }
+func (*same) Run(ctx context.Context, _ evaluation.Sink) error { <-ctx.Done(); return nil }
+
+func (*same) Tenant(namespace string) shares.Tenant          { return shares.Namespace(namespace) }
+func (*same) Held(context.Context) ([]evaluation.Key, error) { return nil, nil }
 
 func (s *same) Outcomes(_ context.Context, keys []evaluation.Key) (map[evaluation.Key]evaluation.Outcome, error) {
 	s.mu.Lock()
@@ -407,4 +410,54 @@ func TestNewLeaderAsksKindsWithoutAStatusAgain(t *testing.T) {
 		wrote("status a@1")
 		stop()
 	})
+}
+
+// TestPoliciesOfOneTenantDelayNoStatusOfAnother: 1,000 policies of one namespace are due, and later one of another.
+func TestPoliciesOfOneTenantDelayNoStatusOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &limited{tokens: make(chan struct{})}
+		w := newWriter(&same{opinion: evaluation.Outcome{InForce: true}}, api, always{}, slog.New(slog.DiscardHandler))
+		flood := watch.Changes[evaluation.Key, evaluation.Object]{Upserts: map[evaluation.Key]evaluation.Object{}}
+		for i := range 1000 {
+			k := evaluation.Key{Kind: ciliumPolicy, Namespace: "a", Name: fmt.Sprintf("p%03d", i)}
+			flood.Upserts[k] = evaluation.Object{
+				Key: k, APIVersion: "v1", Record: &evaluation.Record{UID: k.Name, Generation: 1, ResourceVersion: "1"},
+			}
+		}
+		apply(t, w, flood)
+		defer lead(t, w)()
+		for range 30 {
+			api.tokens <- struct{}{}
+		}
+		synctest.Wait()
+		api.take()
+		apply(t, w, told(ciliumPolicy, "web", "u", "7", "")) // in the namespace shop
+		for range 2 * maxBatch {
+			api.tokens <- struct{}{}
+			// Policies of the other tenant are due again and again.
+			apply(t, w, flood)
+		}
+		synctest.Wait()
+		at := slices.Index(api.take(), "status web@7")
+		if at < 0 || at > maxBatch {
+			t.Errorf("the status was request %d, want it among the first %d", at, maxBatch)
+		}
+		// Within a tenant, the policy that waits longest comes first: every one has its status in the end.
+		close(api.tokens)
+		synctest.Wait()
+		if n := w.Status().Pending; n > 0 {
+			t.Errorf("%d policies wait", n)
+		}
+	})
+}
+
+// limited is a server that lets one request pass for each token.
+type limited struct {
+	server
+	tokens chan struct{}
+}
+
+func (l *limited) SetConditions(ctx context.Context, o Object, conditions []byte) error {
+	<-l.tokens
+	return l.server.SetConditions(ctx, o, conditions)
 }

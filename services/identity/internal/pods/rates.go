@@ -70,25 +70,15 @@ type turns struct {
 	pods        map[allocator.Holder]*bucket
 	controllers map[owner]*bucket
 
-	served  uint64 // changes so far; the values of the maps are of it
-	groups  [2]uint64
-	tenants map[shares.Tenant]uint64
-	last    map[allocator.Holder]uint64 // by endpoint
+	tenants *shares.Turns
+	last    map[allocator.Holder]uint64 // by endpoint; a number of turns
 }
 
 func newTurns(now func() time.Time) *turns {
 	return &turns{
 		now: now, pods: map[allocator.Holder]*bucket{}, controllers: map[owner]*bucket{},
-		tenants: map[shares.Tenant]uint64{}, last: map[allocator.Holder]uint64{},
+		tenants: shares.NewTurns(), last: map[allocator.Holder]uint64{},
 	}
-}
-
-// group returns the group of a tenant: 0 for tenants with the label and for system, 1 for the others.
-func group(t shares.Tenant) int {
-	if t.HasLabel() || t == shares.System {
-		return 0
-	}
-	return 1
 }
 
 // take returns the changes that the rates allow now, in the order of turns, and the time at which the next waiting
@@ -99,12 +89,9 @@ func (t *turns) take(all []want) (now []want, next time.Time) {
 	waiting := map[shares.Tenant][]want{}
 	for _, w := range all {
 		waiting[w.labels.Tenant] = append(waiting[w.labels.Tenant], w)
-		// New tenants and pods queue behind the waiting ones.
-		if _, ok := t.tenants[w.labels.Tenant]; !ok {
-			t.tenants[w.labels.Tenant] = t.served
-		}
-		if _, ok := t.last[w.holder]; !ok {
-			t.last[w.holder] = t.served
+		t.tenants.Join(w.labels.Tenant)
+		if _, ok := t.last[w.holder]; !ok { // new pods queue behind the waiting ones
+			t.last[w.holder] = t.tenants.Served()
 		}
 	}
 	var order []shares.Tenant
@@ -122,7 +109,7 @@ func (t *turns) take(all []want) (now []want, next time.Time) {
 	for len(order) > 0 {
 		i := 0
 		for j := range order {
-			if t.before(order[j], order[i]) {
+			if t.tenants.Compare(order[j], order[i]) < 0 {
 				i = j
 			}
 		}
@@ -148,12 +135,6 @@ func (t *turns) take(all []want) (now []want, next time.Time) {
 	return now, next
 }
 
-// before reports whether a tenant's turn comes before another's.
-func (t *turns) before(a, b shares.Tenant) bool {
-	return cmp.Or(cmp.Compare(t.groups[group(a)], t.groups[group(b)]),
-		cmp.Compare(t.tenants[a], t.tenants[b]), a.Compare(b)) < 0
-}
-
 // wait returns how long a change must wait for its rates; 0: it is allowed now.
 func (t *turns) wait(w want, now time.Time) time.Duration {
 	pod, controller := t.buckets(w)
@@ -177,10 +158,7 @@ func (t *turns) use(w want) {
 	if w.fresh {
 		t.node.used++
 	}
-	t.served++
-	t.groups[group(w.labels.Tenant)] = t.served
-	t.tenants[w.labels.Tenant] = t.served
-	t.last[w.holder] = t.served
+	t.last[w.holder] = t.tenants.Serve(w.labels.Tenant)
 }
 
 // giveBack returns the node's token of a change that created no number.
@@ -214,7 +192,7 @@ const forgetLength = 1024
 // forget removes entries that are equal to a missing entry. It keeps the turns of waiting pods and tenants: otherwise a
 // pod that was just served, or whose name sorts first, would repeatedly come before them.
 func (t *turns) forget(now time.Time, waiting []want) {
-	if len(t.pods)+len(t.controllers)+len(t.tenants) < forgetLength {
+	if len(t.pods)+len(t.controllers)+t.tenants.Len() < forgetLength {
 		return
 	}
 	holders, tenants := map[allocator.Holder]bool{}, map[shares.Tenant]bool{}
@@ -234,7 +212,7 @@ func (t *turns) forget(now time.Time, waiting []want) {
 			delete(t.controllers, key)
 		}
 	}
-	if len(t.tenants) > forgetLength/2 {
-		maps.DeleteFunc(t.tenants, func(tenant shares.Tenant, _ uint64) bool { return !tenants[tenant] })
+	if t.tenants.Len() > forgetLength/2 {
+		t.tenants.Keep(func(tenant shares.Tenant) bool { return tenants[tenant] })
 	}
 }

@@ -193,7 +193,7 @@ func TestFullBucketsAreForgotten(t *testing.T) {
 		turns.take(busy)
 	}
 	turns.take(nil)
-	if n := len(turns.pods) + len(turns.controllers) + len(turns.tenants) + len(turns.last); n > 3*forgetLength {
+	if n := len(turns.pods) + len(turns.controllers) + turns.tenants.Len() + len(turns.last); n > 3*forgetLength {
 		t.Errorf("%d entries are kept", n)
 	}
 	c.takes(t, "a pod that used its rate", turns, busy, 0, podRate.every)

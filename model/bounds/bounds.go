@@ -203,6 +203,12 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "blocks of one node", Process: "sluice-ipam", Setting: "maxBlocksPerNode", Default: "16 of each family",
+		Divided: PerObject, Beyond: "the blocks that the node claims in addition are ignored and reported",
+		Shown: "`sluice status`",
+		Tests: []string{"TestOnlyBlocksOfThePoolCount", "TestNodeThatClaimsEveryBlockKeepsNoOtherFromJoining"},
+	},
+	{
 		Name: "numbers of removed frontends and backends", Process: "sluice-loadbalancer",
 		Default: "the free capacity of the datapath's maps", Divided: ByTenant,
 		Beyond: "a tenant with removed numbers in quarantine must leave an eighth of the maps to others: its new " +

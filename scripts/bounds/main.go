@@ -96,8 +96,15 @@ func names() (all []string) {
 	return all
 }
 
-// row matches the row of a setting in a Markdown table.
-var row = regexp.MustCompile("(?m)^\\| `((?:limits|shares|names)\\.[A-Za-z.]+)` \\|")
+// row matches the row of a setting that is a limit, in a Markdown table.
+var row = regexp.MustCompile(
+	"(?m)^\\| `((?:limits|names|history)\\.[A-Za-z.]+|quota|maxBlocksPerNode|flowMetrics\\.maxSeries)` \\|")
+
+// documents has the pages with the settings of processes.
+var documents = map[string]string{
+	"policy": "sluice-policy", "loadbalancer": "sluice-loadbalancer", "identity": "sluice-identity", "ipam": "sluice-ipam",
+	"dns": "sluice-dns", "hubble": "sluice-hubble", "store": "sluice-store",
+}
 
 // settings returns an error for each limit of the settings without a row in the list.
 func settings() error {
@@ -106,16 +113,14 @@ func settings() error {
 		listed[x.Process+" "+x.Setting] = true
 	}
 	var errs []error
-	for document, process := range map[string]string{
-		"docs/reference/policy.md": "sluice-policy", "docs/reference/loadbalancer.md": "sluice-loadbalancer",
-	} {
-		text, err := os.ReadFile(document) //nolint:gosec // one of the two
+	for document, process := range documents {
+		text, err := os.ReadFile("docs/reference/" + document + ".md") //nolint:gosec // one of the list
 		if err != nil {
 			return err
 		}
 		for _, m := range row.FindAllSubmatch(text, -1) {
 			setting := string(m[1])
-			if setting == "names.grace" || strings.HasPrefix(setting, "shares.") {
+			if setting == "names.grace" || setting == "history.maxAge" {
 				continue // no limits
 			}
 			if !listed[process+" "+setting] {

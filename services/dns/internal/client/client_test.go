@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -142,6 +143,30 @@ func start(t *testing.T) (*node, *grpc.ClientConn) {
 
 var addr = netip.MustParseAddr("192.0.2.7")
 
+// named returns a logger that fails the test if a line does not name its source.
+func named(t *testing.T) *slog.Logger { return slog.New(sourceHandler{t, false}) }
+
+type sourceHandler struct {
+	t   *testing.T
+	has bool
+}
+
+func (h sourceHandler) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h sourceHandler) Handle(_ context.Context, r slog.Record) error {
+	if !h.has {
+		h.t.Errorf("the line %q does not name its source", r.Message)
+	}
+	return nil
+}
+
+func (h sourceHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	h.has = h.has || slices.ContainsFunc(attrs, func(a slog.Attr) bool { return a.Key == "source" })
+	return h
+}
+
+func (h sourceHandler) WithGroup(string) slog.Handler { return h }
+
 func TestNamesArePassedToSluicePolicy(t *testing.T) {
 	n, conn := start(t)
 	p, by := New(conn), names.Asker{Endpoint: 7, Tenant: "namespace shop"}
@@ -197,7 +222,7 @@ func TestRulesFollowSluicePolicy(t *testing.T) {
 	n.streams = make(chan []*policyv1.WatchRuleSetsResponse)
 	r := rules.New()
 	var listings atomic.Int32
-	s := NewRuleSets(conn, r, func() { listings.Add(1) }, slog.New(slog.DiscardHandler))
+	s := NewRuleSets(conn, r, func() { listings.Add(1) }, named(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
@@ -276,7 +301,7 @@ func TestEndpointsAreFollowed(t *testing.T) {
 	n.endpoints.lists = make(chan []*datapathv1.WatchEndpointsResponse)
 	left := make(chan uint16, 10)
 	p := pods.New(shares.Settings{}, func(endpoint uint16) { left <- endpoint })
-	e := NewEndpoints(conn, p, "example.com/tenant", slog.New(slog.DiscardHandler))
+	e := NewEndpoints(conn, p, "example.com/tenant", named(t))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()

@@ -37,7 +37,8 @@ type Endpoints struct {
 // tenantLabel is the label of a Namespace that names its tenant.
 func NewEndpoints(conn grpc.ClientConnInterface, p *pods.Pods, tenantLabel string, l *slog.Logger) *Endpoints {
 	return &Endpoints{
-		client: datapathv1.NewDatapathServiceClient(conn), pods: p, tenantLabel: tenantLabel, log: l,
+		client: datapathv1.NewDatapathServiceClient(conn), pods: p, tenantLabel: tenantLabel,
+		log: l.With("source", "endpoints"),
 		err: errors.New("sluice-datapath has not sent all endpoints yet"),
 	}
 }

@@ -46,7 +46,8 @@ func (errListing) Error() string { return "sluice-policy has not sent all rule s
 // after each complete listing: then sluice-policy may be another process, which has forgotten what it had learned.
 func NewRuleSets(conn grpc.ClientConnInterface, r *rules.Rules, listed func(), l *slog.Logger) *RuleSets {
 	return &RuleSets{
-		client: policyv1.NewPolicyServiceClient(conn), rules: r, listed: listed, log: l, err: errListing{},
+		client: policyv1.NewPolicyServiceClient(conn), rules: r, listed: listed, log: l.With("source", "rule sets"),
+		err: errListing{},
 	}
 }
 

@@ -31,7 +31,7 @@ const (
 	// firstPause and longestPause bound the pause after a failure; it doubles.
 	firstPause, longestPause = time.Second, 30 * time.Second
 	// patience is the time for which an endpoint keeps its former identity while its new one waits for its rate or for the
-	// store. After that it is isolated.
+	// store, and the change was not admitted. After that it is isolated.
 	patience = 15 * time.Second
 )
 
@@ -55,7 +55,8 @@ type Allocator interface {
 // therefore also makes moves that it missed or that failed before.
 //
 // If there is no number for its new label set, or it does not get one within patience, an endpoint is isolated: it
-// never keeps the permissions of its former labels.
+// never keeps the permissions of its former labels. A change after which it may do less does not wait: it needs no
+// rate, and if the store is unavailable, the endpoint is isolated at once.
 type Relabeler struct {
 	set       *Set
 	allocator Allocator
@@ -67,7 +68,7 @@ type Relabeler struct {
 	mu      sync.Mutex
 	problem error // guarded by mu; of the last comparison
 
-	// Changes that wait for a rate, by endpoint, and changes admitted without one.
+	// Changes that wait for a rate or for the store, by endpoint, and changes that were admitted.
 	held     map[allocator.Holder]HeldChange // guarded by mu
 	last     uint64                          // guarded by mu; number of a change
 	admitted map[allocator.Holder]uint64     // guarded by mu; numbers of changes
@@ -75,7 +76,7 @@ type Relabeler struct {
 	admits   chan struct{}                   // something was admitted
 }
 
-// HeldChange is a change of labels that waits for a rate.
+// HeldChange is a change of labels that waits for a rate or for the store.
 type HeldChange struct {
 	Number   uint64 // in this run of the process
 	Identity identity.Numeric
@@ -86,6 +87,7 @@ type HeldChange struct {
 type waitingMove struct {
 	since time.Time     // it has waited without a move
 	err   error         // of the last attempt
+	less  bool          // the change was admitted: the endpoint may do less after it
 	again time.Time     // not before this time
 	pause time.Duration // after the next failure
 }
@@ -100,8 +102,8 @@ func NewRelabeler(s *Set, a Allocator, endpoints *watch.Hub[allocator.Holder, al
 	}
 }
 
-// Held returns the changes that wait for a rate, ordered by number, and a channel that is closed when other changes
-// wait.
+// Held returns the changes that wait for a rate or for the store, ordered by number, and a channel that is closed when
+// other changes wait.
 func (r *Relabeler) Held() ([]HeldChange, <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -110,8 +112,8 @@ func (r *Relabeler) Held() ([]HeldChange, <-chan struct{}) {
 	return all, r.changed
 }
 
-// Admit applies a change that waits for a rate, because the endpoint may do less after it. The number of a change that
-// does not wait is ignored.
+// Admit applies a change that waits, because the endpoint may do less after it. If the store is unavailable, the
+// endpoint is isolated instead. The number of a change that does not wait is ignored.
 func (r *Relabeler) Admit(number uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,7 +128,7 @@ func (r *Relabeler) Admit(number uint64) {
 	}
 }
 
-// isAdmitted reports whether a label change of an endpoint was admitted without a rate.
+// isAdmitted reports whether a label change of an endpoint was admitted.
 func (r *Relabeler) isAdmitted(holder allocator.Holder, from identity.Numeric, to label.Canonical) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,8 +136,15 @@ func (r *Relabeler) isAdmitted(holder allocator.Holder, from identity.Numeric, t
 	return ok && r.admitted[holder] == h.Number && h.Identity == from && h.Labels.Text() == to.Text()
 }
 
-// hold records which changes wait for a rate.
-func (r *Relabeler) hold(waiting []want, endpoints map[allocator.Holder]allocator.Endpoint) {
+// hold records which changes wait for a rate or for the store.
+func (r *Relabeler) hold(sets map[allocator.Holder]Labels, endpoints map[allocator.Holder]allocator.Endpoint) {
+	var waiting []want
+	for _, holder := range slices.Sorted(maps.Keys(r.waiting)) {
+		l, ok := sets[holder]
+		if ok && r.waiting[holder].err != nil && l.Isolated == nil && endpoints[holder].Former == 0 {
+			waiting = append(waiting, want{holder: holder, labels: l})
+		}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := r.held
@@ -218,7 +227,7 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 			}
 		}
 	)
-	endpoints := map[allocator.Holder]allocator.Endpoint{}
+	endpoints, sets := map[allocator.Holder]allocator.Endpoint{}, map[allocator.Holder]Labels{}
 	for _, holder := range r.endpoints.Keys() {
 		e, held := r.endpoints.Get(holder)
 		if !held || !Named(e.Workload.Pod) {
@@ -241,7 +250,8 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 		if !waits {
 			w = waitingMove{since: now, pause: firstPause}
 		}
-		differ[holder], endpoints[holder] = w, e
+		w.less = r.isAdmitted(holder, e.Identity.Number, l.Set)
+		differ[holder], endpoints[holder], sets[holder] = w, e, l
 		switch {
 		case e.Former != 0:
 			// The datapath comes first; there is no number that could be given up.
@@ -257,7 +267,7 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 				continue
 			}
 			to := want{holder: holder, labels: l, fresh: fresh}
-			if r.isAdmitted(holder, e.Identity.Number, l.Set) {
+			if w.less {
 				w.err = nil
 				differ[holder] = w
 				moves = append(moves, move{want: want{holder: holder, labels: l}, to: l.Set})
@@ -276,18 +286,15 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 	if !later.IsZero() {
 		soonest(later)
 	}
-	turn := make(map[allocator.Holder]struct{}, len(allowed))
-	for _, w := range allowed {
-		turn[w.holder] = struct{}{}
-	}
-	r.hold(slices.DeleteFunc(slices.Clone(wants), func(w want) bool { _, ok := turn[w.holder]; return ok }), endpoints)
 	for _, w := range allowed {
 		d := differ[w.holder]
 		d.err = nil
 		differ[w.holder] = d
 		moves = append(moves, move{want: w, to: w.labels.Set})
 	}
-	r.carryOut(ctx, moves, endpoints, soonest)
+	r.hold(sets, endpoints)
+	r.carryOut(ctx, moves, soonest)
+	r.hold(sets, endpoints) // with the moves that failed
 	r.isolate(ctx, endpoints, soonest)
 	for _, holder := range slices.Sorted(maps.Keys(r.waiting)) {
 		switch w := r.waiting[holder]; {
@@ -309,9 +316,7 @@ type move struct {
 }
 
 // carryOut moves several endpoints concurrently. Moved endpoints no longer wait.
-func (r *Relabeler) carryOut(ctx context.Context, moves []move, endpoints map[allocator.Holder]allocator.Endpoint,
-	soonest func(time.Time),
-) {
+func (r *Relabeler) carryOut(ctx context.Context, moves []move, soonest func(time.Time)) {
 	errs := make([]error, len(moves))
 	var group errgroup.Group
 	group.SetLimit(inFlight)
@@ -343,8 +348,8 @@ func (r *Relabeler) carryOut(ctx context.Context, moves []move, endpoints map[al
 	}
 }
 
-// isolate isolates endpoints that do not get the label set of their pod: at once if there is no number for it, or after
-// patience if it waits.
+// isolate isolates endpoints that do not get the label set of their pod: at once if there is no number for it, or if
+// they may do less with it, and otherwise after patience.
 func (r *Relabeler) isolate(ctx context.Context, endpoints map[allocator.Holder]allocator.Endpoint,
 	soonest func(time.Time),
 ) {
@@ -355,7 +360,7 @@ func (r *Relabeler) isolate(ctx context.Context, endpoints map[allocator.Holder]
 			continue
 		}
 		_, full := errors.AsType[*allocator.QuotaError](w.err)
-		if end := w.since.Add(patience); !full && now.Before(end) {
+		if end := w.since.Add(patience); !full && !w.less && now.Before(end) {
 			soonest(end)
 			continue
 		}

@@ -243,6 +243,44 @@ func TestChangesWithoutStoreIsolateUntilItIsBack(t *testing.T) {
 	})
 }
 
+// TestQuarantineWithoutStoreIsolatesAtOnce: a change after which a pod may do less gets no number while the store is
+// unavailable, whether this is known already or not. The pod is isolated once sluice-policy has admitted the change.
+func TestQuarantineWithoutStoreIsolatesAtOnce(t *testing.T) {
+	for what, known := range map[string]bool{"known": true, "not known yet": false} {
+		t.Run(what, func(t *testing.T) {
+			relabelling(t, func(n *node) {
+				n.namespace(nil)
+				n.add(1, "web")
+				n.add(2, "web")
+				n.store.Down()
+				if known {
+					time.Sleep(10 * time.Second)
+				}
+				_, changed := n.Held()
+				n.pod("web-1", "u1", map[string]string{"app": "web", "quarantine": "true"})
+				n.pod("web-2", "u2", map[string]string{"app": "db"})
+				<-changed
+				synctest.Wait()
+				all, _ := n.Held()
+				for _, h := range all {
+					if strings.Contains(h.Labels.Text(), "quarantine") {
+						n.Admit(h.Number)
+					}
+				}
+				if len(all) != 2 {
+					t.Fatalf("%d changes wait, want 2", len(all))
+				}
+				n.isIsolated("in quarantine", 1, true)
+				n.isIsolated("with other labels", 2, false)
+				n.confirm(1)
+				n.store.Up()
+				time.Sleep(2 * longestPause)
+				n.want("with store", 1, "quarantine=true", true)
+			})
+		})
+	}
+}
+
 // TestPodThatGetsTooManyLabelsIsIsolated: the author of a pod uses up the maximum number of labels. A label that is
 // added later, such as an administrator's quarantine=true, must not be ignored silently, so the pod is isolated.
 func TestPodThatGetsTooManyLabelsIsIsolated(t *testing.T) {

@@ -124,13 +124,15 @@ type IdentityServiceClient interface {
 	// Identities do not contain other labels, so a selector over such a label matches no particular
 	// identities. The rules come from the configuration and do not change while the service runs.
 	GetLabelFilter(ctx context.Context, in *GetLabelFilterRequest, opts ...grpc.CallOption) (*GetLabelFilterResponse, error)
-	// WatchWaitingLabels sends an empty message, and then the label changes that the rate limit delays: first the changes
-	// that already wait, then new ones. sluice-policy watches them and admits the changes with which the pod may do less.
+	// WatchWaitingLabels sends an empty message, and then the label changes that wait for the rate limit or for etcd: first
+	// the changes that already wait, then new ones. sluice-policy watches them and admits the changes with which the pod may
+	// do less.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	WatchWaitingLabels(ctx context.Context, in *WatchWaitingLabelsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchWaitingLabelsResponse], error)
 	// AdmitLabels exempts a waiting label change from the rate limit, because the pod's policies allow less with the new
-	// labels than with the current ones. A change that is no longer waiting is ignored.
+	// labels than with the current ones. If the change waits for etcd, the pod is isolated. A change that is no longer
+	// waiting is ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	AdmitLabels(ctx context.Context, in *AdmitLabelsRequest, opts ...grpc.CallOption) (*AdmitLabelsResponse, error)
@@ -385,13 +387,15 @@ type IdentityServiceServer interface {
 	// Identities do not contain other labels, so a selector over such a label matches no particular
 	// identities. The rules come from the configuration and do not change while the service runs.
 	GetLabelFilter(context.Context, *GetLabelFilterRequest) (*GetLabelFilterResponse, error)
-	// WatchWaitingLabels sends an empty message, and then the label changes that the rate limit delays: first the changes
-	// that already wait, then new ones. sluice-policy watches them and admits the changes with which the pod may do less.
+	// WatchWaitingLabels sends an empty message, and then the label changes that wait for the rate limit or for etcd: first
+	// the changes that already wait, then new ones. sluice-policy watches them and admits the changes with which the pod may
+	// do less.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	WatchWaitingLabels(*WatchWaitingLabelsRequest, grpc.ServerStreamingServer[WatchWaitingLabelsResponse]) error
 	// AdmitLabels exempts a waiting label change from the rate limit, because the pod's policies allow less with the new
-	// labels than with the current ones. A change that is no longer waiting is ignored.
+	// labels than with the current ones. If the change waits for etcd, the pod is isolated. A change that is no longer
+	// waiting is ignored.
 	//
 	// PERMISSION_DENIED: the caller is neither root nor sluice-policy.
 	AdmitLabels(context.Context, *AdmitLabelsRequest) (*AdmitLabelsResponse, error)

@@ -16,12 +16,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/managed"
 	"github.com/sluice-net/sluice/kit/disktest"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/identity"
 	"github.com/sluice-net/sluice/model/label"
+	"github.com/sluice-net/sluice/model/labelfilter"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
@@ -42,12 +44,25 @@ var residents = map[identity.Numeric]label.Set{
 	9:   label.NewSet(label.Reserved(identity.NameWorldIPv4)),
 }
 
-// settleIn adds the pods to an owner, with a datapath that wants their tables.
-func settleIn(t *testing.T, o *Owner) {
+// tiers are labels of residents that identities leave out.
+var tiers = map[identity.Numeric]label.Label{
+	300: label.Kubernetes("tier", "front"), 301: label.Kubernetes("tier", "back"), 302: label.Kubernetes("tier", "front"),
+}
+
+// settleIn adds the pods to an owner, with a datapath that wants their tables. all adds the labels that identities
+// leave out.
+func settleIn(t *testing.T, o *Owner, all bool) {
 	t.Helper()
+	filter := []labelfilter.Rule{{Text: "tier", Counts: all}}
+	if err := o.Identities().SetLabelFilter(t.Context(), filter, nil); err != nil {
+		t.Fatal(err)
+	}
 	var ids []peer.Identity
 	var subjects []identity.Numeric
 	for n, ls := range residents {
+		if tier, ok := tiers[n]; ok && all {
+			ls = label.NewSet(append(ls.All(), tier)...)
+		}
 		id, err := peer.New(n, ls)
 		if err != nil {
 			t.Fatal(err)
@@ -107,6 +122,10 @@ func pick[T any](w *writer, list ...T) T { return list[w.IntN(len(list))] }
 
 func (w *writer) selector(cilium bool) string {
 	s := pick(w, `{}`, `{"matchLabels":{"app":"web"}}`, `{"matchLabels":{"app":"db"}}`)
+	if w.IntN(8) == 0 { // identities leave this label out
+		s = pick(w, `{"matchLabels":{"tier":"front"}}`,
+			`{"matchExpressions":[{"key":"tier","operator":"NotIn","values":["front"]}]}`)
+	}
 	if cilium && w.IntN(3) == 0 {
 		s = `{"matchLabels":{"k8s:io.kubernetes.pod.namespace":"` + pick(w, "shop", "evil") + `"}}`
 	}
@@ -156,6 +175,77 @@ type change struct {
 	what string
 }
 
+// Faults that only some sources can have.
+const (
+	cutOff     = "cut off"            // a file of which not even the namespace can be read
+	misspelt   = "of a misspelt kind" // API servers refuse it
+	tooLarge   = "applied as far as it fits into its table"
+	byCall     = "a call"
+	ofManagers = "argo"
+)
+
+// by returns the source of an object.
+func by(k policy.Key) string {
+	switch {
+	case k.Kind == "CiliumCIDRGroup", k.Name == "p0":
+		return managed.SourceKubernetes
+	case k.Name == "p1":
+		return managed.SourceFile
+	}
+	return byCall
+}
+
+// ways delivers objects to an owner from three sources.
+type ways struct {
+	deltas
+	feed  *Feed
+	files map[policy.Key][]byte
+}
+
+func newWays(t *testing.T, o *Owner) ways {
+	return ways{deltas{o.Objects(managed.SourceKubernetes), t}, o.Feed(managed.SourceFile), make(map[policy.Key][]byte)}
+}
+
+// give delivers a form of an object by its source; nil: it is removed.
+func (x ways) give(k policy.Key, form *policy.Written) error {
+	switch by(k) {
+	case managed.SourceFile:
+		if delete(x.files, k); form != nil {
+			x.files[k] = form.Text
+		}
+		return x.setFiles()
+	case byCall:
+		var err error
+		if form != nil {
+			_, err = x.owner.Upsert(x.t.Context(), form.Text, "", false)
+		} else {
+			_, err = x.owner.Delete(x.t.Context(), []policy.Key{k}, false)
+		}
+		return err
+	}
+	return x.deltas.give(k, form)
+}
+
+// setFiles delivers all files.
+func (x ways) setFiles() error {
+	var files []directory.File
+	for _, k := range slices.SortedFunc(maps.Keys(x.files), policy.Key.Compare) {
+		files = append(files, directory.File{Origin: strings.ReplaceAll(k.String(), "/", "-") + ".yaml", Data: x.files[k]})
+	}
+	return x.feed.Set(x.t.Context(), files)
+}
+
+// give delivers a form of an object as an API server does.
+func (d deltas) give(k policy.Key, form *policy.Written) error {
+	changes := watch.Changes[policy.Key, policy.Written]{}
+	if form != nil {
+		changes.Upserts = map[policy.Key]policy.Written{k: *form}
+	} else {
+		changes.Deletes = map[policy.Key]struct{}{k: {}}
+	}
+	return d.Apply(d.t.Context(), changes)
+}
+
 func (w *writer) change() change {
 	w.made++
 	name := fmt.Sprint("p", w.IntN(3))
@@ -189,12 +279,14 @@ func (w *writer) change() change {
 	}
 	c.put = written(spec, "")
 	c.bad = c.put
-	switch w.IntN(6) {
+	switch w.IntN(8) {
 	case 0:
 		c.what, c.bad = "with an unknown field", written(spec+`,"novel":true`, "")
 	case 1:
 		if k.Kind != "CiliumCIDRGroup" { // groups are not limited
-			c.what, c.bad = "larger than the share", written(spec, strings.Repeat(" ", 300_000))
+			large := *c.put
+			large.Text = []byte(strings.Replace(string(large.Text), "{", "{"+strings.Repeat(" ", 300_000), 1))
+			c.what, c.bad = "larger than the share", &large
 		}
 	case 2:
 		c.what, c.bad = "not readable", written(spec+`,"externalCIDRs":["nowhere"],"podSelector":7,"endpointSelector":7`, "")
@@ -210,10 +302,22 @@ func (w *writer) change() change {
 		for i := range 2100 {
 			ports = append(ports, fmt.Sprintf(`{"port":%d}`, 1000+2*i))
 		}
-		c.what = "applied as far as it fits into its table"
+		c.what = tooLarge
 		c.put, c.bad = written(first(`{"port":1000,"endPort":5300}`), ""), written(first(strings.Join(ports, ",")), "")
 		for _, x := range []*policy.Written{c.put, c.bad} {
 			x.Text = []byte(strings.Replace(string(x.Text), "]},]", "]}]", 1))
+		}
+	case 4:
+		if by(k) != managed.SourceKubernetes && k.Namespace != "" {
+			x := *c.put
+			x.Text = []byte(strings.Replace(string(x.Text), "Policy", "Polcy", 1))
+			c.what, c.bad = misspelt, &x
+		}
+	case 5:
+		if by(k) == managed.SourceFile {
+			x := *c.put
+			x.Text = x.Text[:len(x.Text)-3]
+			c.what, c.bad = cutOff, &x
 		}
 	}
 	return c
@@ -231,8 +335,8 @@ func subset(t *testing.T, what string, a map[string]bool, sets ...map[string]boo
 	}
 }
 
-// TestFailedChangeNeverOpens (INV-54) makes a change fail in every way. Until the change succeeds, the enforced state
-// allows nothing that the former state or the desired state denies.
+// TestFailedChangeNeverOpens (INV-54) makes a change fail in every way, by an API server, in files and by calls. Until
+// the change succeeds, the enforced state allows nothing that the former state or the desired state denies.
 func TestFailedChangeNeverOpens(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -240,18 +344,17 @@ func TestFailedChangeNeverOpens(t *testing.T) {
 			c := &clock{now: time.Unix(2_000_000, 0)}
 			root := t.TempDir()
 			dir := filepath.Join(root, "policy")
-			sources := []string{source.Identity, managed.SourceKubernetes}
+			sources := []string{source.Identity, managed.SourceKubernetes, managed.SourceFile}
 			limits := func(cfg *Config) { cfg.Now, cfg.MaxPolicies, cfg.MaxManifestBytes = c.Now, 14, 300_000 }
-			// The model contains the wanted objects, and has capacity for them.
-			m, _ := runWith(t, t.TempDir(), sources)
-			model := deltas{m.Objects(managed.SourceKubernetes), t}
-			model.complete()
-			settleIn(t, m)
+			model := newModel(t)
 			var last map[string]bool
 			onDiskWith(t, disktest.New(t, root), dir, sources, func(o *Owner, disk *disktest.Disk) {
-				d := deltas{o.Objects(managed.SourceKubernetes), t}
+				d := newWays(t, o)
 				d.complete()
-				settleIn(t, o)
+				if err := d.setFiles(); err != nil {
+					t.Error(err)
+				}
+				settleIn(t, o, false)
 				failChanges(t, w, c, d, model, disk)
 				last = allowed(t, o)
 			}, limits)
@@ -259,8 +362,109 @@ func TestFailedChangeNeverOpens(t *testing.T) {
 				return
 			}
 			o, _ := runWith(t, dir, sources, limits)
-			settleIn(t, o)
+			settleIn(t, o, false)
 			subset(t, "after a restart", allowed(t, o), last)
+		})
+	}
+}
+
+// newModel returns an owner that contains the wanted objects, has capacity for them, and knows all labels.
+func newModel(t *testing.T) deltas {
+	t.Helper()
+	m, _ := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceKubernetes})
+	model := deltas{m.Objects(managed.SourceKubernetes), t}
+	model.complete()
+	settleIn(t, m, true)
+	return model
+}
+
+// TestFirstStartAllowsNothingThatTheSourcesDeny delivers objects in random order to an owner that has never run, with
+// faults and restarts. Subscribers wait until each source has delivered everything, and then have nothing that the
+// objects deny.
+func TestFirstStartAllowsNothingThatTheSourcesDeny(t *testing.T) {
+	for seed := range uint64(20) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			w := &writer{Rand: rand.New(rand.NewPCG(seed, 35))}
+			model, dir := newModel(t), t.TempDir()
+			sources := []string{source.Identity, managed.SourceKubernetes, managed.SourceFile}
+			start := func() (ways, func()) {
+				o, stop := runWith(t, dir, sources, func(c *Config) {
+					c.Directory, c.Managers = "/etc/policies", []string{ofManagers}
+				})
+				return newWays(t, o), stop
+			}
+			listed := make(map[string][]change)
+			seen := make(map[policy.Key]bool)
+			for range 20 {
+				ch := w.change()
+				if ch.put == nil || seen[ch.key] || ch.what == cutOff || by(ch.key) == byCall && ch.bad != ch.put {
+					continue // callers of ReplacePolicies get an error
+				}
+				seen[ch.key] = true
+				listed[by(ch.key)] = append(listed[by(ch.key)], ch)
+				if err := model.give(ch.key, ch.put); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wanted := allowed(t, model.owner)
+			d, stop := start()
+			complete := func(source string) error {
+				var keys []policy.Key
+				var text []byte
+				for _, ch := range listed[source] {
+					keys = append(keys, ch.key)
+					d.files[ch.key] = ch.bad.Text
+					text = append(append(text, "---\n"...), append(ch.bad.Text, '\n')...)
+					if source != managed.SourceKubernetes {
+						continue
+					}
+					delete(d.files, ch.key)
+					if err := d.deltas.give(ch.key, ch.bad); err != nil {
+						return err
+					}
+					if !waits(t, d.owner) && !t.Failed() {
+						t.Error("subscribers do not wait although the API server has not listed everything")
+					}
+				}
+				switch source {
+				case managed.SourceKubernetes:
+					d.complete(keys...)
+				case managed.SourceFile:
+					return d.setFiles()
+				default:
+					maps.DeleteFunc(d.files, func(k policy.Key, _ []byte) bool { return by(k) == byCall })
+					_, err := d.owner.Replace(t.Context(), Request{Caller: managed.Caller{Manager: ofManagers}, Manifests: text})
+					return err
+				}
+				return nil
+			}
+			order := []string{managed.SourceKubernetes, managed.SourceFile, byCall}
+			w.Shuffle(len(order), func(i, j int) { order[i], order[j] = order[j], order[i] })
+			for i, source := range order {
+				if !waits(t, d.owner) {
+					t.Fatalf("subscribers do not wait for %s", source)
+				}
+				if w.IntN(3) == 0 {
+					stop()
+					d, stop = start()
+				}
+				if err := complete(source); err != nil {
+					t.Fatalf("%s: %v", source, err)
+				}
+				if last := i == len(order)-1; waits(t, d.owner) == last {
+					t.Fatalf("subscribers wait: %t after %v: %s", !last, order[:i+1], waiting(t, d.owner))
+				}
+			}
+			settleIn(t, d.owner, false)
+			subset(t, "after the first listings", allowed(t, d.owner), wanted)
+			if t.Failed() {
+				for source, all := range listed {
+					for _, ch := range all {
+						t.Logf("%s: %s: %.700s", source, ch.what, strings.TrimSpace(string(ch.bad.Text)))
+					}
+				}
+			}
+			stop()
 		})
 	}
 }
@@ -299,26 +503,14 @@ func onDiskWith(t *testing.T, disk *disktest.Disk, dir string, sources []string,
 }
 
 // failChanges makes changes, most of which fail, and compares with the model.
-func failChanges(t *testing.T, w *writer, c *clock, d, model deltas, disk *disktest.Disk) {
+func failChanges(t *testing.T, w *writer, c *clock, d ways, model deltas, disk *disktest.Disk) {
 	t.Helper()
-	listed := make(map[policy.Key]struct{})
+	forms := make(map[policy.Key]*policy.Written) // in the model
 	for step := range 14 {
 		ch := w.change()
 		before := allowed(t, model.owner)
-		give := func(x deltas, form *policy.Written) error {
-			changes := watch.Changes[policy.Key, policy.Written]{}
-			if form != nil {
-				changes.Upserts = map[policy.Key]policy.Written{ch.key: *form}
-			} else {
-				changes.Deletes = map[policy.Key]struct{}{ch.key: {}}
-			}
-			return x.Apply(t.Context(), changes)
-		}
-		if err := give(model, ch.put); err != nil {
+		if err := model.give(ch.key, ch.put); err != nil {
 			t.Fatal(err)
-		}
-		if listed[ch.key] = struct{}{}; ch.put == nil {
-			delete(listed, ch.key)
 		}
 		wanted := allowed(t, model.owner)
 		full := w.IntN(3) == 0
@@ -329,30 +521,50 @@ func failChanges(t *testing.T, w *writer, c *clock, d, model deltas, disk *diskt
 				}
 				return nil
 			})
-			ch.what += ", on a full disk"
 		}
-		err := give(d, ch.bad)
-		what := fmt.Sprintf("step %d: %s is %s (%v)", step, ch.key, ch.what, err)
-		now := allowed(t, d.owner)
-		subset(t, what, now, wanted)
-		if !slices.Contains([]string{"written", "removed", "applied as far as it fits into its table"}, ch.what) {
-			subset(t, what+", as before", now, before)
+		err := d.give(ch.key, ch.bad)
+		what := fmt.Sprintf("step %d: %s of %s is %s, full disk: %t (%v)", step, ch.key, by(ch.key), ch.what, full, err)
+		// A caller that gets an error has changed nothing, and a file that cannot be read keeps its last text.
+		kept := by(ch.key) == byCall && err != nil || ch.what == cutOff
+		check := func(more string, asBefore bool) {
+			t.Helper()
+			now := allowed(t, d.owner)
+			if !kept {
+				subset(t, what+more, now, wanted)
+			}
+			if kept || asBefore {
+				subset(t, what+more+", as before", now, before)
+			}
 		}
+		check("", full || !slices.Contains([]string{"written", "removed", tooLarge}, ch.what))
 		if full {
 			disk.Fail(nil)
-			if err := give(d, ch.bad); err != nil {
+			err := d.give(ch.key, ch.bad)
+			if err != nil && by(ch.key) != byCall {
 				t.Fatal(err)
 			}
-			subset(t, what+", and again", allowed(t, d.owner), wanted)
+			kept = by(ch.key) == byCall && err != nil || ch.what == cutOff
+			check(", and again", false)
 		}
-		if err := d.Failed(t.Context(), errors.New("the API server is unavailable")); err != nil {
+		if err := errors.Join(
+			d.deltas.Failed(t.Context(), errUnavailable), d.feed.Failed(t.Context(), errUnavailable),
+		); err != nil {
 			t.Fatal(err)
 		}
-		subset(t, what+", and the source is unreachable", allowed(t, d.owner), wanted)
+		check(", and the sources are unreachable", false)
 		if step%5 == 4 {
-			d.complete(slices.Collect(maps.Keys(listed))...)
+			var listed []policy.Key
+			for k, form := range forms {
+				if form != nil && k != ch.key && by(k) == managed.SourceKubernetes {
+					listed = append(listed, k)
+				}
+			}
+			if ch.put != nil && by(ch.key) == managed.SourceKubernetes {
+				listed = append(listed, ch.key)
+			}
+			d.complete(listed...)
 			settle(t, d.owner, c)
-			subset(t, what+", with new levels", allowed(t, d.owner), wanted)
+			check(", with new levels", false)
 		}
 		if t.Failed() {
 			if ch.put != nil {
@@ -360,11 +572,15 @@ func failChanges(t *testing.T, w *writer, c *clock, d, model deltas, disk *diskt
 			}
 			return
 		}
+		forms[ch.key] = ch.put
 		if ch.bad != ch.put { // the author corrects the object
-			if err := give(d, ch.put); err != nil {
+			if err := d.give(ch.key, ch.put); err != nil {
 				t.Fatal(err)
 			}
-			subset(t, what+", and corrected", allowed(t, d.owner), wanted)
+			kept = false
+			check(", and corrected", false)
 		}
 	}
 }
+
+var errUnavailable = errors.New("it is unavailable")

@@ -144,6 +144,7 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_DNS_PROXY" (dig "dns" "proxy" nil $.Values.shared)) }}
 {{- end }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_DNS_AWAY" (dig "dns" "away" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_POLICY_DNS_IMPLICIT" (dig "dns" "implicit" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_NAMES_MAX" (dig "names" "max" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_NAMES_ADDRESSES" (dig "names" "addresses" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_NAMES_GRACE" (dig "names" "grace" nil $own)) }}
@@ -215,11 +216,15 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- $own := $.Values.containers.dns.settings }}
 {{- include "sluice.variable" (list "SLUICE_DNS_NAMES_MAX" (dig "names" "max" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_NAMES_ADDRESSES" (dig "names" "addresses" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_SHARES_TENANT_LABEL" (dig "shares" "tenantLabel" nil $.Values.shared)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_SHARES_UNLABELLED" (dig "shares" "unlabelled" nil $.Values.shared)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_SHARES_SYSTEM_NAMESPACES" (dig "shares" "systemNamespaces" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_HOLD" (dig "hold" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_REFUSAL" (dig "refusal" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_SEARCH_DOMAINS" (dig "searchDomains" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_LEARN_FROM" (dig "learnFrom" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_NEVER_LEARN" (dig "neverLearn" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_DNS_EVENTS" (dig "events" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_LOG_LEVEL" (dig "log" "level" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_METRICS_PPROF" (dig "metrics" "pprof" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_DNS_RUNTIME_MEMORY_LIMIT" (dig "runtime" "memoryLimit" nil $own)) }}
@@ -241,6 +246,7 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- if $.Values.features.dns }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_DNS_PROXY" (dig "dns" "proxy" nil $.Values.shared)) }}
 {{- end }}
+{{- include "sluice.variable" (list "SLUICE_CONTROLLER_DNS_IMPLICIT" (dig "dns" "implicit" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_LOG_LEVEL" (dig "log" "level" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_METRICS_PPROF" (dig "metrics" "pprof" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_RUNTIME_MEMORY_LIMIT" (dig "runtime" "memoryLimit" nil $own)) }}

@@ -27,7 +27,7 @@ func TestEachNamespaceLearnsForItself(t *testing.T) {
 		b.ask(t, c, uint16(id), "www.example.com.") //nolint:gosec // three
 		b.settled(t, c, answer(t, uint16(id), "www.example.com.", "192.0.2.1"))
 	}
-	const call = "www.example.com.[192.0.2.1]1m40s"
+	const call = "www.example.com.[192.0.2.1] 1m40s"
 	if got := b.policy.take(); !slices.Equal(got, []string{call, call}) {
 		t.Errorf("calls %q, want one for each namespace", got)
 	}

@@ -30,6 +30,7 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 	socket := serveAll(t)
 	changes := []string{
 		"AuditMaps", "CreateEndpoint", "DeleteEndpoint", "DumpMap", "FlushConnections",
+		"ReportDNSMessages",
 		"ReclaimEndpoints", "SetAuditMode", "SetLogLevel", "UpdateEndpoint",
 	}
 	for uid, refused := range map[uintptr][]string{
@@ -98,6 +99,7 @@ func serveAll(t *testing.T) (socket string) {
 		datapathv1.RegisterConnectionServiceServer(r, &datapathv1.UnimplementedConnectionServiceServer{})
 		datapathv1.RegisterDatapathServiceServer(r, &datapathv1.UnimplementedDatapathServiceServer{})
 		datapathv1.RegisterObserverServiceServer(r, &datapathv1.UnimplementedObserverServiceServer{})
+		datapathv1.RegisterDNSReportServiceServer(r, &datapathv1.UnimplementedDNSReportServiceServer{})
 		sharesv1.RegisterSharesServiceServer(r, sharesv1.UnimplementedSharesServiceServer{})
 		statusv1.RegisterProcessServiceServer(r, statusv1.UnimplementedProcessServiceServer{})
 	}})

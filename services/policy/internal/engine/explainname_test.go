@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
@@ -32,6 +33,10 @@ func TestQueryIsExplained(t *testing.T) {
 	)
 	on := rule.Options{DNSOverUDP: true}
 	addr := netip.MustParseAddr("192.0.2.7")
+	world, err := peer.New(identity.WorldIPv4, label.NewSet(label.Reserved(identity.NameWorldIPv4)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		what     string
 		policies []string
@@ -53,13 +58,13 @@ func TestQueryIsExplained(t *testing.T) {
 			`{toPorts: [{ports: [{port: "443", protocol: TCP}]}]}`, "a.example", port.UDP,
 			false, "2 map[1:true] 1 rules [192.0.2.7 TCP/8000-8010]",
 		},
-		{"another proxy", []string{http}, "", "a.example", port.TCP, false, "5 map[] 0 rules []"},
-		{"without dns.proxy", []string{one}, "", "a.example", port.UDP, true, "5 map[] 0 rules []"},
+		{"another proxy", []string{http}, "", "a.example", port.TCP, false, "5 map[] 0 rules [192.0.2.7]"},
+		{"without dns.proxy", []string{one}, "", "a.example", port.UDP, true, "5 map[] 0 rules [192.0.2.7]"},
 		{"no policy", nil, "", "a.example", port.UDP, false, "4 map[] 0 rules []"},
 	} {
 		e := New(Config{WithoutDNSProxy: c.without})
 		change := Change{
-			AddIdentities: []peer.Identity{labelled(t, subject, "a"), labelled(t, server, "b", "server")},
+			AddIdentities: []peer.Identity{labelled(t, subject, "a"), labelled(t, server, "b", "server"), world},
 			AddSubjects:   []identity.Numeric{subject},
 			Learn:         []Name{{Name: "a.example.", Addrs: []netip.Addr{addr}}},
 		}

@@ -36,9 +36,13 @@ func TestNamesAreForTheNamespaceThatAsked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	world, err := peer.New(identity.WorldIPv4, label.NewSet(label.Reserved(identity.NameWorldIPv4)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	e := New(Config{})
 	apply(t, e, Change{
-		AddIdentities: []peer.Identity{labelled(t, a, "a"), labelled(t, b, "b"), without},
+		AddIdentities: []peer.Identity{labelled(t, a, "a"), labelled(t, b, "b"), without, world},
 		AddSubjects:   []identity.Numeric{a, b, none}, UpsertPolicies: []policy.Object{names},
 	})
 	addr := netip.MustParseAddr("192.0.2.7")

@@ -44,7 +44,8 @@ func TestKernelRootChangesAndTheGroupReads(t *testing.T) {
 		called := 0
 		for _, service := range []grpc.ServiceDesc{
 			datapathv1.ConnectionService_ServiceDesc, datapathv1.DatapathService_ServiceDesc,
-			datapathv1.ObserverService_ServiceDesc, sharesv1.SharesService_ServiceDesc, statusv1.ProcessService_ServiceDesc,
+			datapathv1.ObserverService_ServiceDesc, datapathv1.DNSReportService_ServiceDesc,
+			sharesv1.SharesService_ServiceDesc, statusv1.ProcessService_ServiceDesc,
 		} {
 			names := map[string]func(string) error{}
 			for _, m := range service.Methods {

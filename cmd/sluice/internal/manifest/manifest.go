@@ -31,13 +31,13 @@ const maxInput = 256 << 20
 
 // Document is one object of a stream of YAML or JSON documents.
 type Document struct {
-	File  string // as given on the command line; "-" is standard input
-	Index int    // in the file, from 1
-	Item  int    // in the list, from 1; 0: the document is not a list
-	Line  int    // first line in the file, from 1
-	text  []byte
-	group string              // of its apiVersion
-	Key   *policyv1.PolicyKey // as written: the namespace may be missing
+	File    string // as given on the command line; "-" is standard input
+	Index   int    // in the file, from 1
+	Item    int    // in the list, from 1; 0: the document is not a list
+	Line    int    // first line in the file, from 1
+	text    []byte
+	version string              // its apiVersion
+	Key     *policyv1.PolicyKey // as written: the namespace may be missing
 	// Service is the name of the service of an endpoint slice.
 	Service string
 	// Selector is true if spec has a selector.
@@ -148,12 +148,12 @@ func Fits(docs []Document) error {
 
 // Only returns the objects of wanted kinds, and a message for each object that it skips. what names the wanted kinds in
 // messages: "a policy". It keeps objects without apiVersion or kind, so that the service can refuse them.
-func Only(docs []Document, wanted func(group, kind string) bool, what string) (kept []Document, others []string) {
+func Only(docs []Document, wanted func(apiVersion, kind string) bool, what string) (kept []Document, others []string) {
 	for _, d := range docs {
 		switch {
-		case d.Key.GetKind() == "" || d.group == "", wanted(d.group, d.Key.GetKind()):
+		case d.Key.GetKind() == "" || d.version == "", wanted(d.version, d.Key.GetKind()):
 			kept = append(kept, d)
-		case d.group == "cilium.io":
+		case strings.HasPrefix(d.version, "cilium.io/"):
 			others = append(others, d.Problem("is a kind of Cilium that Sluice does not implement; skipped: "+
 				"it has no effect"))
 		default:
@@ -288,7 +288,7 @@ func (d *Document) describe(object *yaml.Node, before int) {
 	if at := yamlstream.Field(object, "spec"); at >= 0 {
 		d.Selector = yamlstream.Field(object.Content[at], "selector") >= 0
 	}
-	d.group, _, _ = strings.Cut(scalar(object, "apiVersion"), "/")
+	d.version = scalar(object, "apiVersion")
 }
 
 // marker begins each document of a stream.

@@ -1118,7 +1118,7 @@ func TestTimeOfWaitMayBeAWordOfItsOwn(t *testing.T) {
 }
 
 // TestOnlyWhatIsSentCountsForTheLimit: objects that --skip-other-kinds skips do not count, because a bundle of CRDs may
-// exceed the limit. Objects without a kind, or with an obsolete group, are not skipped.
+// exceed the limit. Objects without a kind, with an obsolete group, or with a misspelled kind or group are not skipped.
 func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 	n := nodetest.New(t, Command)
 	dir := t.TempDir()
@@ -1136,8 +1136,13 @@ func TestOnlyWhatIsSentCountsForTheLimit(t *testing.T) {
 		"the limit of the service for one call")
 	docs, err := readPolicies(&invocation.Invocation{ErrOut: io.Discard}, []string{"-"}, strings.NewReader(
 		"kind: NetworkPolicy\n---\napiVersion: v1\n---\napiVersion: extensions/v1beta1\nkind: NetworkPolicy\n---\n"+
+			"apiVersion: networking.k8s.io/v1\nkind: NetworkPolcy\n---\n"+
+			"apiVersion: networking.k8.io/v1\nkind: NetworkPolicy\n---\n"+
+			"apiVersion: networking.k8s.io/v1\nkind: NetworkPolicies\n---\n"+
+			"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolcy\n---\n"+
+			"apiVersion: networking.k8s.io/v1\nkind: NetworkPolcyList\nitems: [{metadata: {name: a}}]\n---\n"+
 			"apiVersion: cilium.io/v2\nkind: CiliumEgressGatewayPolicy\n---\napiVersion: v1\nkind: Secret\n"), true)
-	if err != nil || len(docs) != 3 {
+	if err != nil || len(docs) != 8 {
 		t.Errorf("%d documents are kept, %v; want those that may be policies", len(docs), err)
 	}
 }

@@ -5,7 +5,6 @@
 package policykind
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
@@ -41,11 +40,16 @@ func Names() []string {
 	return names
 }
 
-// IsPolicy reports whether objects of a group and kind are policies, in any version. It includes the obsolete group
-// "extensions", so that the policy service can refuse it with an explanation.
-func IsPolicy(group, kind string) bool {
-	return group == "extensions" && kind == "NetworkPolicy" ||
-		slices.ContainsFunc(kinds, func(k Kind) bool { return k.group == group && k.Name == kind })
+// IsPolicy reports whether an object with this API version and kind is a policy, or is probably meant as one: a
+// misspelled policy must be refused, because skipping it would leave pods open. It includes the obsolete group
+// "extensions", which the policy service refuses with an explanation.
+func IsPolicy(apiVersion, kind string) bool {
+	known := []nearest.Kind{{Group: "extensions", Name: "NetworkPolicy", Plural: "networkpolicies"}}
+	for _, k := range kinds {
+		known = append(known, nearest.Kind{Group: k.group, Name: k.Name, Plural: k.plural})
+	}
+	_, ok := nearest.KindOf(apiVersion, kind, known)
+	return ok
 }
 
 // defaultNamespace is the namespace of objects without one.

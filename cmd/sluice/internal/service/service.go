@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/manifest"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
+	"github.com/sluice-net/sluice/kit/nearest"
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
@@ -40,9 +41,14 @@ const (
 // defaultNamespace is the namespace of objects without one.
 const defaultNamespace = "default"
 
-// isOurs reports whether objects of a group and kind are Services or EndpointSlices, in any version.
-func isOurs(group, kind string) bool {
-	return group == "v1" && kind == kindService || group == "discovery.k8s.io" && kind == kindSlice
+// isOurs reports whether an object with this API version and kind is a Service or an EndpointSlice, or is probably
+// meant as one. The load balancer refuses misspelled kinds.
+func isOurs(apiVersion, kind string) bool {
+	_, ok := nearest.KindOf(apiVersion, kind, []nearest.Kind{
+		{Group: "", Name: kindService, Plural: "services"},
+		{Group: "discovery.k8s.io", Name: kindSlice, Plural: "endpointslices"},
+	})
+	return ok
 }
 
 // readManifests reads manifests. With skipOthers it skips objects of other kinds.

@@ -5,6 +5,7 @@ package service
 
 import (
 	"encoding/json"
+	"io"
 	"strings"
 	"testing"
 
@@ -100,6 +101,13 @@ func TestApplyNamesFileAndFieldOfWhatIsWrong(t *testing.T) {
 	_, errOut = n.Want(t, 0, "service", "apply", "-f", mixed, "--skip-other-kinds")
 	nodetest.WantLines(t, errOut,
 		"note: "+mixed+": document 3 (line 11): Pod p: is not a service or an endpoint slice; skipped")
+	misspelled := nodetest.Write(t, dir, "misspelled.yaml",
+		nodetest.WebService+"---\napiVersion: v1\nkind: Servce\nmetadata: {name: p}\n")
+	docs, err := readManifests(&invocation.Invocation{ErrOut: io.Discard}, []string{misspelled}, nil, true)
+	if err != nil || len(docs) != 3 {
+		t.Errorf("%d documents are kept, %v; want also the misspelled Service, which the load balancer refuses", len(docs),
+			err)
+	}
 	_, errOut = n.Want(t, invocation.ExitFailed, "service", "delete", "-f", mixed)
 	nodetest.WantLines(t, errOut, "sluice: "+mixed+": document 3 (line 11): Pod p: is not a service or an endpoint slice")
 	for _, args := range [][]string{

@@ -150,17 +150,6 @@ const (
 // standing distinguishes objects that are not policies from policies whose version or kind is wrong.
 func (d one) standing() standing {
 	version, kind := d.Type()
-	group, _, grouped := strings.Cut(version, "/")
-	if !grouped {
-		group = ""
-	}
-	ours := group == "" || group == "extensions"
-	for _, k := range policy.Kinds() {
-		for _, v := range policy.Versions(k) {
-			known, _, _ := strings.Cut(v, "/")
-			ours = ours || distance(strings.ToLower(group), known) <= maxSlips
-		}
-	}
 	has := func(keys ...string) bool { return slices.ContainsFunc(keys, d.Has) }
 	switch {
 	case version == "" || kind == "":
@@ -172,45 +161,20 @@ func (d one) standing() standing {
 			return listed
 		}
 		return meant
-	case !ours:
+	case !policy.IsGroup(version):
 		return unrelated
 	case kind == "List", has("items"):
 		return listed
 	}
-	base := strings.TrimSuffix(kind, "List")
-	for _, k := range policy.Kinds() {
-		if distance(strings.ToLower(base), strings.ToLower(k)) <= maxSlips {
-			if base != kind {
-				return listed
-			}
-			return meant
-		}
+	base, isList := strings.CutSuffix(kind, "List")
+	_, similar := policy.Similar(version, base)
+	switch {
+	case !similar:
+		return unrelated
+	case isList:
+		return listed
 	}
-	return unrelated
-}
-
-// maxSlips is the maximum edit distance at which a kind or an API group counts as a misspelt one of Sluice. It is
-// small, because other projects have similar kinds, such as NetworkPolicy of projectcalico.org.
-const maxSlips = 2
-
-// distance returns the edit distance of two texts, in characters.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		before := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := 1
-			if a[i] == b[j] {
-				cost = 0
-			}
-			before, row[j+1] = row[j+1], min(row[j]+1, row[j+1]+1, before+cost)
-		}
-	}
-	return row[len(b)]
+	return meant
 }
 
 // held adds a document that cannot be applied: it isolates the pods that it selects, or its namespace.

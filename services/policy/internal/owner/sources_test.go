@@ -324,6 +324,9 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 		"an outdated version":     {strings.Replace(good, "networking.k8s.io/v1", "extensions/v1beta1", 1), false, false},
 		"no version":              {strings.Replace(good, "apiVersion: networking.k8s.io/v1\n", "", 1), false, false},
 		"a kind that is misspelt": {strings.Replace(good, "kind: NetworkPolicy", "kind: NetworkPolcy", 1), false, false},
+		"a plural": {
+			strings.Replace(good, "kind: NetworkPolicy", "kind: NetworkPolicies", 1), false, false,
+		},
 		"a kind that is a number": {strings.Replace(good, "kind: NetworkPolicy", "kind: 5", 1), false, false},
 		"a name twice": {
 			strings.Replace(good, "app: db", "app: none", 1) + "---\n" + good, false, true,

@@ -18,6 +18,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sluice-net/sluice/kit/nearest"
 	"github.com/sluice-net/sluice/model/label"
 	"github.com/sluice-net/sluice/services/policy/internal/adminpolicy"
 	"github.com/sluice-net/sluice/services/policy/internal/cilium"
@@ -100,6 +101,31 @@ func Versions(kind string) []string { return slices.Clone(versions[kind]) }
 
 // IsKind reports whether objects of this version and kind can be decoded.
 func IsKind(apiVersion, kind string) bool { return slices.Contains(versions[kind], apiVersion) }
+
+// similarKinds are the kinds with their API groups, and NetworkPolicy in its obsolete group.
+var similarKinds = func() []nearest.Kind {
+	all := []nearest.Kind{{Group: "extensions", Name: "NetworkPolicy", Plural: "networkpolicies"}}
+	for _, kind := range Kinds() {
+		plural := strings.ToLower(kind) + "s"
+		if stem, ok := strings.CutSuffix(plural, "ys"); ok {
+			plural = stem + "ies"
+		}
+		for _, version := range versions[kind] {
+			group, _, _ := strings.Cut(version, "/")
+			all = append(all, nearest.Kind{Group: group, Name: kind, Plural: plural})
+		}
+	}
+	return all
+}()
+
+// IsGroup reports whether an API version has a group of policies, possibly misspelled, or no group.
+func IsGroup(apiVersion string) bool { return nearest.IsGroup(apiVersion, similarKinds) }
+
+// Similar returns the kind of policy that an API version and a kind probably mean, though one of them is wrong.
+func Similar(apiVersion, kind string) (string, bool) {
+	k, ok := nearest.KindOf(apiVersion, kind, similarKinds)
+	return k.Name, ok
+}
 
 // Struct returns the struct into which Decode decodes objects of a kind; nil for an unknown kind.
 func Struct(kind string) reflect.Type {
@@ -191,6 +217,7 @@ func notAPolicy(form Form) error {
 		}
 	}
 	group, _, _ := strings.Cut(version, "/")
+	similar, misspelled := Similar(version, strings.TrimSuffix(kind, "List"))
 	switch {
 	case version == "" && kind == "":
 		return manifest.Problems{{Text: "apiVersion and kind are missing"}}
@@ -202,6 +229,8 @@ func notAPolicy(form Form) error {
 		return manifest.Problems{{Path: "apiVersion", Text: "is missing; kind is " + kind}}
 	case versions[kind] != nil:
 		return fmt.Errorf("%s is not supported in version %s, only in %s", kind, version, strings.Join(versions[kind], ", "))
+	case misspelled:
+		return fmt.Errorf("%s %s is not a kind of policy; did you mean %s?", version, kind, similar)
 	case group == "cilium.io":
 		return fmt.Errorf("%s %s is a kind of Cilium that Sluice does not implement; it has no effect",
 			version, kind)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -967,7 +968,8 @@ func TestNamesWithoutDNSRuleFailWithStrict(t *testing.T) {
 	}
 }
 
-// TestValidateCountsPoliciesThatAllowLess: the exit code is 0 for them, so the summary must not hide them.
+// TestValidateCountsPoliciesThatAllowLess: without --strict, the exit code is 0 for them, so the summary must not hide
+// them.
 func TestValidateCountsPoliciesThatAllowLess(t *testing.T) {
 	const (
 		plain       = `{"problems":[]}`
@@ -1013,6 +1015,15 @@ func TestValidateCountsPoliciesThatAllowLess(t *testing.T) {
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 		if code != c.code || lines[len(lines)-1] != c.want {
 			t.Errorf("exit code %d, %s%s\nwant %d, %s", code, out.String(), errOut.String(), c.code, c.want)
+		}
+		strict := invocation.ExitFailed
+		if !slices.Contains(c.verdicts, unsupported) {
+			strict = 0
+		}
+		out.Reset()
+		code = invocation.Run(append(args, "--strict"), &out, &errOut, Command)
+		if code != strict || strings.Contains(out.String(), "error: spec.a: x") != (strict != 0) {
+			t.Errorf("--strict: exit code %d, %s", code, out.String())
 		}
 	}
 }

@@ -38,7 +38,8 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		nodeLabels   bool
 		dnsProxy     bool
 		dnsImplicit  bool
-		names        namesCheck
+		strict       bool
+		againstNode  bool
 	)
 	cmd := &cobra.Command{
 		Use:   "validate -f FILE",
@@ -75,7 +76,7 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 			if dnsImplicit {
 				flags = append(flags, "--dns-implicit")
 			}
-			return validate(cmd.Context(), inv, docs, broken, namespace, flags, names)
+			return validate(cmd.Context(), inv, docs, broken, namespace, flags, strict, againstNode)
 		},
 	}
 	manifestFlags(cmd, &allowUnknown, &skipOthers)
@@ -87,16 +88,11 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 	f.BoolVar(&dnsImplicit, "dns-implicit", false,
 		"the nodes have the setting dns.implicit, so a plain rule for port 53 serves in place of a DNS rule")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
-	f.BoolVar(&names.strict, "strict", false, "fail if no DNS rule selects the pods of a toFQDNs list")
-	f.BoolVar(&names.againstNode, "against-node", false,
+	f.BoolVar(&strict, "strict", false,
+		"fail if a policy allows less than it says or lacks a DNS rule")
+	f.BoolVar(&againstNode, "against-node", false,
 		"also look for DNS rules in the policies of this node; changes nothing there")
 	return cmd
-}
-
-// namesCheck says how to check policies with toFQDNs for which there is no DNS rule.
-type namesCheck struct {
-	strict      bool // they are errors
-	againstNode bool // a DNS rule of an accepted policy counts
 }
 
 // checked is the result for one document in `policy validate -o json`.
@@ -124,8 +120,10 @@ type verdictOnDocument struct {
 	Notes    notes    `json:"notes"`
 }
 
+// validate checks documents. With strict, notes about policies that allow less than they say are errors. With
+// againstNode, DNS rules of accepted policies of this node count, too.
 func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.Document, broken manifest.FileErrors,
-	namespace string, flags []string, names namesCheck,
+	namespace string, flags []string, strict, againstNode bool,
 ) error {
 	var verdicts []verdictOnDocument
 	if len(docs) > 0 {
@@ -138,13 +136,13 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		return fmt.Errorf("%s checked %d of %d documents; it may have another version", program, len(verdicts),
 			len(docs))
 	}
-	if names.againstNode {
+	if againstNode {
 		if err := withDNSRulesInForce(ctx, inv, docs, verdicts, namespace); err != nil {
 			return err
 		}
 	}
 	all := make([]checked, 0, len(docs))
-	refused, closed, without := 0, 0, 0
+	refused, closed, failed := 0, 0, len(broken) > 0
 	for i, d := range docs {
 		key := policykind.Complete(d.Key, namespace)
 		one := checked{
@@ -157,9 +155,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 		} else if slices.ContainsFunc(one.Notes, unsupported) {
 			closed++
 		}
-		if slices.ContainsFunc(one.Notes, withoutDNSRule) {
-			without++
-		}
+		failed = failed || len(one.Problems) > 0 || strict && slices.ContainsFunc(one.Notes, fails)
 		all = append(all, one)
 	}
 	shown := all
@@ -181,7 +177,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 			}
 			for _, n := range d.Notes {
 				label := noteLabel(n)
-				if names.strict && withoutDNSRule(n) {
+				if strict && fails(n) {
 					label = "error: "
 				}
 				fmt.Fprintln(w, docs[i].Problem(label+noteText(n)))
@@ -207,7 +203,7 @@ func validate(ctx context.Context, inv *invocation.Invocation, docs []manifest.D
 	}); err != nil {
 		return err
 	}
-	if refused > 0 || len(broken) > 0 || names.strict && without > 0 {
+	if failed {
 		return invocation.ErrReported
 	}
 	return nil
@@ -258,6 +254,9 @@ func withDNSRulesInForce(ctx context.Context, inv *invocation.Invocation, docs [
 func withoutDNSRule(n *policyv1.PolicyNote) bool {
 	return n.GetKind() == policyv1.PolicyNoteKind_POLICY_NOTE_KIND_NO_DNS_RULE
 }
+
+// fails reports whether --strict makes a note an error.
+func fails(n *policyv1.PolicyNote) bool { return withoutDNSRule(n) || unsupported(n) }
 
 // allowLess returns the part of the summary about accepted policies that allow less than written, because of
 // unsupported fields.

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -249,10 +250,25 @@ func TestCommandsHaveAliasesAndSuggestions(t *testing.T) {
 		"stauts": "did you mean status?", "endpoint lst": "did you mean list?",
 		"policy get netpoll x":       "did you mean netpol?",
 		"observe --verdict forwardd": "did you mean forwarded?", "conntrack list --state closng": "did you mean closing?",
-		"config ipan": "did you mean ipam?",
+		"config ipan":              "did you mean ipam?",
+		"observe --verdct dropped": "did you mean --verdict?",
+		"status -o jsn":            "did you mean json?",
+		"help polcy":               "did you mean policy?",
+		"help policy aply":         "did you mean apply?",
+		"explain --from reserved:wrold --to 10.0.0.1 --port 80": "did you mean reserved:world?",
 	} {
 		if _, errOut := n.Want(t, invocation.ExitUsage, strings.Fields(line)...); !strings.Contains(errOut, want) {
 			t.Errorf("%s: %s, want %q", line, errOut, want)
+		}
+	}
+	for line, want := range map[string]string{
+		"dev up --routing natve":       "did you mean native?",
+		"dev up --policy-mode requird": "did you mean required?",
+	} {
+		var errOut strings.Builder
+		code := invocation.Run(strings.Fields(line), io.Discard, &errOut, commands...)
+		if code != invocation.ExitUsage || !strings.Contains(errOut.String(), want) {
+			t.Errorf("%s: exit code %d, %s, want %q", line, code, errOut.String(), want)
 		}
 	}
 }

@@ -172,7 +172,7 @@ lease: 5s
 Mode: none
 store:
   maxSize: -1
-  colour: red
+  pth: red
 store.path: /x
 names: lonely
 token:
@@ -193,9 +193,9 @@ verbose: yes
 		`demo.yaml:1 lease: "soon" is not a duration`,
 		`demo.yaml:2 podCIDRs[1]: "10.0.0.0/99" is not a valid CIDR`,
 		`demo.yaml:3 lease: duplicate key; it is in line 1 already`,
-		`demo.yaml:4 Mode: unknown key; did you mean "mode"?`,
+		`demo.yaml:4 Mode: unknown key; did you mean mode?`,
 		`demo.yaml:6 store.maxSize: "-1" is not a valid size`,
-		`demo.yaml:7 store.colour: unknown key`,
+		`demo.yaml:7 store.pth: unknown key; did you mean store.path?`,
 		`demo.yaml:8 store.path: unknown key; write groups as nested keys`,
 		`demo.yaml:9 names: want a list, got "lonely"`,
 		`demo.yaml:10 token: has no value`,

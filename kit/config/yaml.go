@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/sluice-net/sluice/kit/nearest"
 )
 
 // applyYAML sets the fields that the document names. It walks the YAML tree instead of decoding into a struct, because
@@ -161,15 +163,17 @@ func kindName(n *yaml.Node) string {
 	return "nothing"
 }
 
-// didYouMean suggests a key that differs only in case or dashes.
+// didYouMean suggests a key that differs only in case or dashes, or else the nearest key.
 func didYouMean(key string, fields []*field) string {
 	plain := func(s string) string {
 		return strings.ToLower(strings.NewReplacer("-", "", "_", "", ".", "").Replace(s))
 	}
+	keys := make([]string, 0, len(fields))
 	for _, f := range fields {
 		if plain(f.key) == plain(key) {
-			return fmt.Sprintf("; did you mean %q?", f.key)
+			return fmt.Sprintf("; did you mean %s?", f.key)
 		}
+		keys = append(keys, f.key)
 	}
-	return ""
+	return nearest.Hint(key, keys)
 }

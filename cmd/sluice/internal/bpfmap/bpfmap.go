@@ -12,10 +12,13 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
+	"github.com/sluice-net/sluice/kit/nearest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -82,5 +85,17 @@ func dump(ctx context.Context, inv *invocation.Invocation, name string, limit ui
 	if omitted > 0 {
 		fmt.Fprintf(inv.ErrOut, "note: %d more entries are not shown because of --limit\n", omitted)
 	}
-	return invocation.OrNotFound(err, "map", name, "map list")
+	if status.Code(err) != codes.NotFound {
+		return err
+	}
+	hint := ""
+	if r, err := invocation.Ask(ctx, inv, invocation.Datapath, datapathv1.DatapathServiceClient.GetStatus,
+		&datapathv1.GetStatusRequest{}); err == nil {
+		var names []string
+		for _, m := range r.GetMaps() {
+			names = append(names, m.GetName())
+		}
+		hint = nearest.Hint(name, names)
+	}
+	return invocation.OrNotFound(err, "map", name, "map list", hint)
 }

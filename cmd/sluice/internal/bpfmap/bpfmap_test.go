@@ -4,6 +4,7 @@
 package bpfmap
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
@@ -23,6 +24,10 @@ func TestMaps(t *testing.T) {
 	}
 	_, errOut := n.Want(t, 0, "map", "dump", "sl_peer", "--limit", "2")
 	nodetest.WantLines(t, errOut, "note: 1 more entries are not shown because of --limit")
+	_, errOut = n.Want(t, invocation.ExitFailed, "map", "dump", "sl_per")
+	if !strings.Contains(errOut, "no map sl_per; see `sluice map list`; did you mean sl_peer?") {
+		t.Errorf("a misspelled map: %s", errOut)
+	}
 	_, errOut = n.Want(t, invocation.ExitFailed, "map", "dump", "sl_x")
 	nodetest.WantLines(t, errOut, "sluice: no map sl_x; see `sluice map list`")
 	n.Want(t, invocation.ExitUsage, "map", "dump")

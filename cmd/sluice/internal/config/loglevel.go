@@ -14,7 +14,6 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
-	"github.com/sluice-net/sluice/kit/nearest"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 )
 
@@ -97,8 +96,7 @@ controller, hubble or store. Only root may change it.`,
 
 func parseLevel(text string) (statusv1.LogLevel, error) {
 	if !slices.Contains(levels, text) {
-		return 0, invocation.Usagef("%q is not one of %s%s", text, strings.Join(levels, ", "),
-			nearest.Hint(text, levels))
+		return 0, invocation.NotOneOf("", text, levels)
 	}
 	// "default" has no value and gives LOG_LEVEL_UNSPECIFIED.
 	return statusv1.LogLevel(statusv1.LogLevel_value[levelPrefix+strings.ToUpper(text)]), nil

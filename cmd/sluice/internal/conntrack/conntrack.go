@@ -15,7 +15,6 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/flagvalue"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/kit/nearest"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
@@ -118,8 +117,7 @@ func (o *filter) request(ctx context.Context, inv *invocation.Invocation) (*data
 	for _, s := range o.states {
 		n, ok := datapathv1.ConnectionState_value[statePrefix+strings.ToUpper(strings.ReplaceAll(s, "-", "_"))]
 		if !ok || n == 0 {
-			return nil, invocation.Usagef("--state: %q is not one of %s%s", s, strings.Join(states(), ", "),
-				nearest.Hint(s, states()))
+			return nil, invocation.NotOneOf("--state", s, states())
 		}
 		req.States = append(req.States, datapathv1.ConnectionState(n))
 	}

@@ -51,7 +51,7 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains(policyModes, o.PolicyMode) {
-				return invocation.Usagef("--policy-mode: %q is not one of %s", o.PolicyMode, strings.Join(policyModes, ", "))
+				return invocation.NotOneOf("--policy-mode", o.PolicyMode, policyModes)
 			}
 			return up(cmd.Context(), inv, podCIDRs, o)
 		},
@@ -142,7 +142,7 @@ func up(ctx context.Context, inv *invocation.Invocation, podCIDRs []string, o de
 	case o.Nodes > 1 && o.Store:
 		return invocation.Usagef("--store: not valid with several nodes, which share an etcd")
 	case !slices.Contains(routings, o.Routing):
-		return invocation.Usagef("--routing: %q is not one of %s", o.Routing, strings.Join(routings, ", "))
+		return invocation.NotOneOf("--routing", o.Routing, routings)
 	case o.Nodes > 1 && len(podCIDRs) > 0:
 		return invocation.Usagef("--pod-cidr: not valid with several nodes, which get their pod CIDRs automatically")
 	}
@@ -400,7 +400,7 @@ func restart(ctx context.Context, inv *invocation.Invocation, number int, servic
 		return err
 	}
 	if !slices.Contains(node.Services(), service) {
-		return invocation.Usagef("%q is not one of %s", service, strings.Join(node.Services(), ", "))
+		return invocation.NotOneOf("", service, node.Services())
 	}
 	began := time.Now()
 	done := inv.Progress(func() string { return "restarting " + service })

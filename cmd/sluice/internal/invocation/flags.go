@@ -8,7 +8,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/sluice-net/sluice/kit/nearest"
 )
 
 // wanted describes the expected values of the flag types whose parsers return errors of Go's standard library.
@@ -18,7 +21,10 @@ var wanted = map[string]string{
 }
 
 // flagError turns an error of the flag parser into a usage error that names the flag and the expected value.
-func flagError(err error) error {
+func flagError(cmd *cobra.Command, err error) error {
+	if unknown, ok := errors.AsType[*pflag.NotExistError](err); ok {
+		return Usagef("%w%s", err, nearestFlag(cmd, unknown.GetSpecifiedName()))
+	}
 	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
 		return &UsageError{err}
@@ -34,4 +40,18 @@ func flagError(err error) error {
 		return Usagef("--%s: %q is not %s", bad.GetFlag().Name, bad.GetValue(), want)
 	}
 	return &UsageError{err}
+}
+
+// nearestFlag returns the hint for an unknown flag of a command.
+func nearestFlag(cmd *cobra.Command, name string) string {
+	if len(name) < 2 { // a shorthand
+		return ""
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, "--"+f.Name)
+		}
+	})
+	return nearest.Hint("--"+name, names)
 }

@@ -54,6 +54,7 @@ func RunContext(ctx context.Context, args []string, stdout, stderr io.Writer,
 	root.SetErr(stderr)
 	var mistake error
 	root.SetHelpFunc(helpOrMistake(root.HelpFunc(), &mistake))
+	checkHelpTopics(root)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		err = mistake
@@ -121,7 +122,7 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 		Version:       version.Get().String(),
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if !slices.Contains(Formats, c.Format) {
-				return Usagef("--output: %q is not one of %s", c.Format, strings.Join(Formats, ", "))
+				return NotOneOf("--output", c.Format, Formats)
 			}
 			if c.Timeout <= 0 {
 				return Usagef("--timeout: %s is not positive", c.Timeout)
@@ -133,7 +134,7 @@ func (c *Invocation) Bare(use string) *cobra.Command {
 	flags.StringVarP(&c.Format, "output", "o", "table",
 		"table, wide (all columns, lines not wrapped) or json")
 	flags.DurationVar(&c.Timeout, "timeout", 10*time.Second, "how long to wait for each answer")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flagError(err) })
+	root.SetFlagErrorFunc(flagError)
 	return root
 }
 
@@ -168,6 +169,25 @@ func helpOrMistake(help func(*cobra.Command, []string), mistake *error) func(*co
 	}
 }
 
+// checkHelpTopics lets `help TOPIC` report an unknown topic; cobra would print the help of the parent command.
+func checkHelpTopics(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() != "help" {
+			continue
+		}
+		show := cmd.Run
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			topic, rest, err := root.Find(args)
+			if err == nil && topic.HasSubCommands() && len(rest) > 0 {
+				return onlyGroups(topic, rest)
+			}
+			show(cmd, args)
+			return err
+		}
+	}
+}
+
 // Group returns a command that has only subcommands.
 func Group(use, short string, subcommands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs, RunE: onlyGroups}
@@ -194,6 +214,15 @@ func onlyGroups(cmd *cobra.Command, args []string) error {
 			nearest.Hint(args[0], names))
 	}
 	return cmd.Help()
+}
+
+// NotOneOf returns the usage error for a word that is none of the valid words, with the nearest word. what is the flag;
+// it may be empty.
+func NotOneOf(what, text string, words []string) error {
+	if what != "" {
+		what += ": "
+	}
+	return Usagef("%s%q is not one of %s%s", what, text, strings.Join(words, ", "), nearest.Hint(text, words))
 }
 
 // Args requires exactly n arguments. what describes them in the error.

@@ -5,6 +5,7 @@ package invocation
 
 import (
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -19,12 +20,12 @@ func NotFound(kind, name, list string) error {
 }
 
 // OrNotFound replaces the message of err by the message of NotFound if the code of err is NotFound. It keeps code and
-// details.
-func OrNotFound(err error, kind, name, list string) error {
+// details. hints are appended to the message.
+func OrNotFound(err error, kind, name, list string, hints ...string) error {
 	if status.Code(err) != codes.NotFound {
 		return err
 	}
 	said := status.Convert(err).Proto()
-	said.Message = NotFound(kind, name, list).Error()
+	said.Message = NotFound(kind, name, list).Error() + strings.Join(hints, "")
 	return status.ErrorProto(said)
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/selector"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/service"
-	"github.com/sluice-net/sluice/kit/nearest"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/model/identity"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -542,8 +541,7 @@ func enumNamed[E ~int32](flag, text, prefix string, values map[string]int32) (E,
 		return E(n), nil
 	}
 	names := enumNames(prefix, values)
-	return 0, invocation.Usagef("%s: %q is not one of %s%s", flag, text, strings.Join(names, ", "),
-		nearest.Hint(text, names))
+	return 0, invocation.NotOneOf(flag, text, names)
 }
 
 // enumNames returns the accepted names of an enum, sorted.

@@ -221,7 +221,7 @@ func resolveReserved(ctx context.Context, inv *invocation.Invocation, p Peer) (P
 			}
 		})
 	if err == nil && p.Identity == 0 {
-		err = invocation.Usagef("%q is not one of %s", p.Text, strings.Join(names, ", "))
+		err = invocation.NotOneOf("", p.Text, names)
 	}
 	return p, err
 }

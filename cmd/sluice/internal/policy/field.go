@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/policykind"
+	"github.com/sluice-net/sluice/kit/nearest"
 )
 
 func explainFieldCommand(inv *invocation.Invocation) *cobra.Command {
@@ -180,9 +181,9 @@ func withContent(all []field, path string) string {
 	return path
 }
 
-// near lists the fields of the closest existing object for an unknown path.
+// near lists the fields of the closest existing object for an unknown path, and suggests the nearest one.
 func near(all []field, path string) string {
-	for path != "" {
+	for unknown := path; path != ""; {
 		at := strings.LastIndexByte(path, '.')
 		path = path[:max(at, 0)]
 		var names []string
@@ -200,10 +201,11 @@ func near(all []field, path string) string {
 			}
 		}
 		if len(names) > 0 {
+			missing, _, _ := strings.Cut(strings.TrimPrefix(unknown, path+"."), ".")
 			if path != "" {
 				path = " in " + path
 			}
-			return "; there are" + path + ": " + strings.Join(names, ", ")
+			return "; there are" + path + ": " + strings.Join(names, ", ") + nearest.Hint(missing, names)
 		}
 	}
 	return ""

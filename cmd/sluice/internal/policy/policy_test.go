@@ -1086,6 +1086,7 @@ func TestFieldsAreExplainedWithoutAService(t *testing.T) {
 	for text, want := range map[string]string{
 		"netpol.spec.ingress[0].form": "NetworkPolicy has no field spec.ingress.form: such a policy is refused; " +
 			"there are in spec.ingress: nodes",
+		"netpol.spec.ingres":                     "; there are in spec: ingress; did you mean ingress?",
 		"netpol.x.y.z":                           "has no field x.y.z: such a policy is refused; there are: spec",
 		"pod":                                    `"pod" is not a kind of policy; the kinds are NetworkPolicy (netpol)`,
 		"":                                       `"" is not a kind of policy`,

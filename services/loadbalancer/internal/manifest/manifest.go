@@ -16,11 +16,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
 	kjson "sigs.k8s.io/json"
 
+	"github.com/sluice-net/sluice/kit/nearest"
 	"github.com/sluice-net/sluice/kit/yamlstream"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/manifest/wire"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -300,6 +304,11 @@ var kinds = map[wire.Head]service.Kind{
 	{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}: service.KindSlice,
 }
 
+// similarKinds are the kinds for suggestions.
+var similarKinds = []nearest.Kind{
+	{Name: "Service", Plural: "services"}, {Group: "discovery.k8s.io", Name: "EndpointSlice", Plural: "endpointslices"},
+}
+
 func (d *decoder) document(number int, text []byte) {
 	if !d.readOnce(number, text) {
 		d.examine(number, text)
@@ -367,8 +376,12 @@ func (d *decoder) object(h wire.Head, text []byte) {
 		d.failWhole("apiVersion", "is missing")
 		return
 	default:
-		d.failWhole("kind", "%q of %q is not taken: Service of v1 and EndpointSlice of discovery.k8s.io/v1 are", h.Kind,
-			h.APIVersion)
+		hint := ""
+		if k, ok := nearest.KindOf(h.APIVersion, h.Kind, similarKinds); ok && k.Name != h.Kind {
+			hint = "; did you mean " + k.Name + "?"
+		}
+		d.failWhole("kind", "%q of %q is not taken: Service of v1 and EndpointSlice of discovery.k8s.io/v1 are%s", h.Kind,
+			h.APIVersion, hint)
 		return
 	}
 	if n := yamlstream.Marks(text); n > maxMarks {
@@ -467,7 +480,8 @@ func (d *decoder) strict(text []byte, into any) bool {
 				d.dropped = append(d.dropped, shorten(path))
 			}
 		case kind == "unknown field":
-			d.fail(path, "no such field")
+			d.fail(path, "no such field%s", nearest.Hint(path[strings.LastIndexByte(path, '.')+1:],
+				fieldsBeside(reflect.TypeOf(into), path)))
 		case kind == "duplicate field":
 			d.fail(path, "is given twice")
 		default:
@@ -475,6 +489,32 @@ func (d *decoder) strict(text []byte, into any) bool {
 		}
 	}
 	return len(d.violations) == before
+}
+
+// fieldsBeside returns the names of all fields of the object that contains the field path of a type.
+func fieldsBeside(t reflect.Type, path string) (names []string) {
+	parents := strings.Split(path, ".")
+	for i := 0; ; i++ {
+		for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+			t = t.Elem()
+		}
+		if t.Kind() != reflect.Struct {
+			return nil
+		}
+		fields := make(map[string]reflect.Type)
+		for _, f := range reflect.VisibleFields(t) {
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" && name != "-" {
+				fields[name] = f.Type
+			}
+		}
+		if i == len(parents)-1 {
+			return slices.Sorted(maps.Keys(fields))
+		}
+		parent, _, _ := strings.Cut(parents[i], "[") // the parent is an item of a list
+		if t = fields[parent]; t == nil {
+			return nil
+		}
+	}
 }
 
 // typeError records a value of a wrong type.

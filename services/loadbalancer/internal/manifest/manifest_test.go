@@ -174,9 +174,11 @@ func manifests(kind, line string) string {
 
 func TestMistakesNameTheField(t *testing.T) {
 	for _, c := range []struct{ kind, line, path, text string }{
-		{"Service", "spce: {}", "spce", "no such field"},
+		{"Service", "spce: {}", "spce", "no such field; did you mean spec?"},
+		{"Service", "kind: Servcie", "kind", "did you mean Service?"},
 		{"Service", "  port: 80", "spec.port", "no such field"},
 		{"Service", "  ports: [{port: 80, prot: UDP}]", "spec.ports[0].prot", "no such field"},
+		{"Service", "  ports: [{port: 80, protocolx: UDP}]", "spec.ports[0].protocolx", "did you mean protocol?"},
 		{"Service", "kind: Pod", "kind", "is not taken"},
 		{"Service", "kind: ''", "kind", "is missing"},
 		{"Service", "apiVersion: v2", "kind", "is not taken"},
@@ -278,7 +280,7 @@ func TestItemsOfListsNameTheField(t *testing.T) {
 	text := "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Service, metadata: {name: a}, spec: " +
 		"{clusterIP: None}}\n- {apiVersion: v1, kind: Service, metadata: {name: b}, spec: {typ: x}}\n"
 	_, err := Options{}.Decode([]byte(text))
-	if err == nil || err.Error() != "document 1: items[1].spec.typ: no such field" {
+	if err == nil || err.Error() != "document 1: items[1].spec.typ: no such field; did you mean type?" {
 		t.Errorf("%v", err)
 	}
 }

@@ -367,8 +367,8 @@ var All = []Bound{
 	{
 		Name: "translations of packets of pods to Services", Process: datapath,
 		Default: "14,336 for IPv4, 7,168 for IPv6", Divided: ByEndpoint,
-		Beyond: "first TCP packets of an endpoint above its guarantee are dropped (`translation-share`); UDP flows have no " +
-			"translation, so that they may change to another backend when the list changes",
+		Beyond: "first TCP packets of an endpoint above its guarantee are dropped (`translation-share`); UDP flows have " +
+			"no translation",
 		Shown: "`observe`, `sluice_datapath_packets_total` (`translation-share`), `sluice shares`",
 		In:    []string{"sl_pod_xl4", "sl_pod_xl6", "sl_pod_answers4", "sl_pod_answers6", "SL_BOUND_XL4", "SL_BOUND_XL6"},
 		Tests: []string{

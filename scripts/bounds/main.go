@@ -69,24 +69,35 @@ func render() []byte {
 		if x.Process != process {
 			process = x.Process
 			fmt.Fprintf(&b, "## %s\n\n", process)
-			b.WriteString("| limit | setting | default | divided by | beyond it | shown by | tests |\n")
-			b.WriteString("|---|---|---|---|---|---|---|\n")
+			b.WriteString("| limit | setting | default | divided by | beyond it | shown by |\n")
+			b.WriteString("|---|---|---|---|---|---|\n")
 		}
 		setting := "fixed"
 		if x.Setting != "" {
 			setting = "`" + x.Setting + "`"
 		}
-		var tests []string
-		for _, t := range x.Tests {
-			tests = append(tests, "`"+t+"`")
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", x.Name, setting, x.Default, x.Divided, x.Beyond, x.Shown,
-			strings.Join(tests, ", "))
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", x.Name, setting, x.Default, x.Divided, x.Beyond, x.Shown)
 		if next := slices.Index(names(), x.Name) + 1; next == len(bounds.All) || bounds.All[next].Process != process {
+			b.WriteString("\nTests:\n\n")
+			for _, of := range bounds.All {
+				if of.Process == process {
+					writeTests(&b, of)
+				}
+			}
 			b.WriteString("\n")
 		}
 	}
 	return append(bytes.TrimRight(b.Bytes(), "\n"), '\n')
+}
+
+// writeTests writes the tests of a limit as an item of a list, one line for each test.
+func writeTests(b *bytes.Buffer, of bounds.Bound) {
+	for i, t := range of.Tests {
+		if i == 0 {
+			fmt.Fprintf(b, "- %s:\n", of.Name)
+		}
+		fmt.Fprintf(b, "  `%s`\n", t)
+	}
 }
 
 func names() (all []string) {

@@ -2,9 +2,10 @@
 // Copyright 2026 The Sluice Authors
 
 // Style checks what no linter here checks. In Go files, a doc comment begins with the name that it documents, and a
-// line has at most 120 columns, counting a tab as one. Comments, messages and documents avoid constructions that
-// readers have to read twice (english.go), and use the terms of docs/glossary.md (glossary.go). The documents for users
-// have a limit of words (words.go). It reads the names of files from standard input.
+// line has at most 120 columns, counting a tab as one. A line of a document has at most 120 columns, too, and a table
+// cell 160. Comments, messages and documents avoid constructions that readers have to read twice (english.go), and use
+// the terms of docs/glossary.md (glossary.go). The documents for users have a limit of words (words.go). It reads the
+// names of files from standard input.
 //
 // The allow list has a line for each directory with remaining violations:
 // "DIRECTORY LONG-LINES UNNAMED-COMMENTS HARD-SENTENCES". The counts include all directories below. A higher count is
@@ -28,7 +29,8 @@ import (
 const (
 	allowList = "scripts/style/allowed.txt"
 	columns   = 120
-	shown     = 20 // number of places listed for each directory
+	cellWidth = 160 // characters of a table cell in Markdown
+	shown     = 20  // number of places listed for each directory
 )
 
 // english are the files whose sentences are checked. Those of shell scripts are only compared with the glossary.
@@ -111,7 +113,12 @@ func (f *found) judge(name string) error {
 		return err
 	}
 	f[hard] = append(f[hard], hardSentences(name, string(content))...)
-	if filepath.Ext(name) != ".go" {
+	switch filepath.Ext(name) {
+	case ".md":
+		f[long] = append(f[long], wideText(name, string(content))...)
+		return nil
+	case ".go":
+	default:
 		return nil
 	}
 	line := 0
@@ -151,6 +158,31 @@ func (f *found) judge(name string) error {
 		}
 	}
 	return nil
+}
+
+// wideText returns the long lines and table cells of a Markdown file outside of code blocks.
+func wideText(name, content string) (wide []string) {
+	line, code := 0, false
+	for text := range strings.Lines(content) {
+		line++
+		text = strings.TrimSpace(text)
+		fence := strings.HasPrefix(text, "```")
+		code = code != fence
+		switch {
+		case code || fence:
+		case strings.HasPrefix(text, "|"):
+			for cell := range strings.SplitSeq(strings.ReplaceAll(text, `\|`, "/"), "|") {
+				if n := utf8.RuneCountInString(strings.TrimSpace(cell)); n > cellWidth {
+					wide = append(wide, fmt.Sprintf("%s:%d: a table cell of %d characters, more than %d", name, line, n, cellWidth))
+				}
+			}
+		default:
+			if n := utf8.RuneCountInString(text); n > columns {
+				wide = append(wide, fmt.Sprintf("%s:%d: %d columns, more than %d", name, line, n, columns))
+			}
+		}
+	}
+	return wide
 }
 
 // begins reports whether a comment, if there is one, begins with a name or an

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-const program = "sluice(?:-(?:datapath|identity|ipam|policy|loadbalancer|controller|hubble|store))?"
+const program = "sluice(?:-(?:datapath|identity|ipam|policy|loadbalancer|controller|hubble|store|dns))?"
 
 // command is a command of sluice, from cmd/sluice/testdata/commands.txt, or a service.
 type command struct {

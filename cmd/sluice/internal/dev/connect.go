@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/devnode"
@@ -115,6 +116,9 @@ func podOf(netns, name string, labels []string) (pod, error) {
 		key, value, found := strings.Cut(text, "=")
 		if !found || key == "" {
 			return p, invocation.Usagef("%q is not a label: want KEY=VALUE", text)
+		}
+		if !endpoint.IsLabelValue(value) {
+			return p, invocation.Usagef("%q: %q is not a label value, so no policy could select it", text, value)
 		}
 		p.labels = append(p.labels, cniLabel{key, value})
 	}

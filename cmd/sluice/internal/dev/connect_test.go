@@ -58,7 +58,15 @@ func TestArgumentsOfConnectAreChecked(t *testing.T) {
 	if err != nil || p.Netns != "/run/netns/web" || p.Namespace != "default" || p.Container != "web" {
 		t.Errorf("%+v, %v", p, err)
 	}
-	for _, bad := range [][]string{{"web", ""}, {"web", "a/b/c"}, {"web", "/b"}, {"web", "a;b"}, {"web", "a", "app"}} {
+	for _, bad := range [][]string{
+		{"web", ""},
+		{"web", "a/b/c"},
+		{"web", "/b"},
+		{"web", "a;b"},
+		{"web", "a", "app"},
+		{"web", "a", "app=we b"},
+		{"web", "a", "app=-"},
+	} {
 		if _, err := podOf(bad[0], bad[1], bad[2:]); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}

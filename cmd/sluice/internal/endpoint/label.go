@@ -132,7 +132,7 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 		if l.GetSource() == "" || l.GetKey() == "" {
 			return nil, invocation.Usagef("%q has no label key: want [SOURCE:]KEY=VALUE or [SOURCE:]KEY-", text)
 		}
-		if !isLabelValue(value) {
+		if !IsLabelValue(value) {
 			return nil, invocation.Usagef("%q: %q is not a label value, so no policy could select it", text, value)
 		}
 		n := len(labels)
@@ -149,9 +149,9 @@ func changed(labels []*workloadv1.Label, changes []string, source string) ([]*wo
 	return labels, nil
 }
 
-// isLabelValue reports whether Kubernetes accepts the value of a label. Selectors of policies can contain no other
+// IsLabelValue reports whether Kubernetes accepts the value of a label. Selectors of policies can contain no other
 // values.
-func isLabelValue(value string) bool {
+func IsLabelValue(value string) bool {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 	return len(value) <= 63 && strings.Trim(value, letters+"-_.") == "" && strings.Trim(value, "-_.") == value
 }

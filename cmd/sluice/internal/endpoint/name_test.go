@@ -58,7 +58,7 @@ func TestLabelValuesAreThoseOfSelectors(t *testing.T) {
 		"": true, "web": true, "a.b-c_D9": true, "we b": false, "-a": false, "a.": false, "x=y": false,
 		strings.Repeat("a", 63): true, strings.Repeat("a", 64): false,
 	} {
-		if isLabelValue(value) != want {
+		if IsLabelValue(value) != want {
 			t.Errorf("%q: want %v", value, want)
 		}
 	}

@@ -146,7 +146,7 @@ func (w *file) prepare(f *os.File) (int64, error) {
 	if err := w.checkOwn(f, info.Size()); err != nil {
 		return 0, err
 	}
-	if info.Mode().Perm()&0o077 != 0 {
+	if info.Size() > 0 && info.Mode().Perm()&0o077 != 0 { // an empty file may belong to another program
 		if err := f.Chmod(0o600); err != nil {
 			return 0, err
 		}

@@ -186,6 +186,14 @@ func TestOutputFileIsOnesOwn(t *testing.T) {
 	if err := second.open(); err == nil || !strings.Contains(err.Error(), "another process writes") {
 		t.Errorf("a second writer: %v", err)
 	}
+	empty := filepath.Join(dir, "empty")
+	if err := os.WriteFile(empty, nil, 0o644); err != nil { //nolint:gosec // meant
+		t.Fatal(err)
+	}
+	newFile(t, empty, 1<<20, 2)
+	if info, err := os.Stat(empty); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("an empty file of another program has the mode %v, %v", info.Mode(), err)
+	}
 	link, fifo := filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
 	if err := os.Symlink(path, link); err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 		for _, m := range r.GetMaps() {
 			sum += m.GetBytes()
 		}
-		output.Row(w, fmt.Sprintf("%d maps", len(r.GetMaps())), "", "", output.Bytes(sum))
+		output.Row(w, output.Plural(len(r.GetMaps()), "map", "maps"), "", "", output.Bytes(sum))
 	})
 }
 
@@ -83,7 +83,8 @@ func dump(ctx context.Context, inv *invocation.Invocation, name string, limit ui
 	})
 	err = cmp.Or(err, out.Flush()) // print what has arrived, and return the first error
 	if omitted > 0 {
-		fmt.Fprintf(inv.ErrOut, "note: %d more entries are not shown because of --limit\n", omitted)
+		fmt.Fprintf(inv.ErrOut, "note: %s not shown because of --limit\n",
+			output.Plural(omitted, "more entry is", "more entries are"))
 	}
 	if status.Code(err) != codes.NotFound {
 		return err

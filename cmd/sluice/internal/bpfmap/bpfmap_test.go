@@ -23,7 +23,7 @@ func TestMaps(t *testing.T) {
 		t.Errorf("JSON %s, want %s", out, want)
 	}
 	_, errOut := n.Want(t, 0, "map", "dump", "sl_peer", "--limit", "2")
-	nodetest.WantLines(t, errOut, "note: 1 more entries are not shown because of --limit")
+	nodetest.WantLines(t, errOut, "note: 1 more entry is not shown because of --limit")
 	_, errOut = n.Want(t, invocation.ExitFailed, "map", "dump", "sl_per")
 	if !strings.Contains(errOut, "no map sl_per; see `sluice map list`; did you mean sl_peer?") {
 		t.Errorf("a misspelled map: %s", errOut)

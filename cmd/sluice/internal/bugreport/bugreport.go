@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
 )
 
@@ -145,7 +146,7 @@ func (r *report) run(ctx context.Context, now time.Time) (err error) {
 		return err
 	}
 	m := r.archive.Manifest()
-	summary := fmt.Sprintf("%d files, %d missing", len(m.Files), len(m.Missing))
+	summary := fmt.Sprintf("%s, %d missing", output.Plural(len(m.Files), "file", "files"), len(m.Missing))
 	if err := archive.Show(r.inv, r.file, m, summary); err != nil {
 		return err
 	}

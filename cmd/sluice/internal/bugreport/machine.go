@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
 )
 
@@ -381,7 +382,7 @@ func sysctls(ctx context.Context, w io.Writer) error {
 		return err
 	})
 	if err == nil && denied > 0 {
-		err = fmt.Errorf("no permission to read %d files or directories", denied)
+		err = fmt.Errorf("no permission to read %s", output.Plural(denied, "file or directory", "files or directories"))
 	}
 	return err
 }

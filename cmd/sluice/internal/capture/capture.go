@@ -227,7 +227,7 @@ func (o *Flags) run(ctx context.Context, inv *invocation.Invocation, name string
 	}
 	w.add(statisticsBlock(nil, time.Now(), s.seen, s.lost))
 	err = errors.Join(err, w.close())
-	fmt.Fprintf(inv.ErrOut, "%d packets captured, %d lost%s\n", w.packets, s.lost, end)
+	fmt.Fprintf(inv.ErrOut, "%s captured, %d lost%s\n", output.Plural(w.packets, "packet", "packets"), s.lost, end)
 	return err
 }
 

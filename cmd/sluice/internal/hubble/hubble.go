@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/observe"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
 )
@@ -70,7 +71,7 @@ events of their own.`,
 				if dryRun {
 					done = "to delete"
 				}
-				fmt.Fprintf(w, "%s: %d events\n", done, answer.GetDeletedCount())
+				fmt.Fprintf(w, "%s: %s\n", done, output.Plural(answer.GetDeletedCount(), "event", "events"))
 			})
 		},
 	}

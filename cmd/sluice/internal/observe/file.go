@@ -253,7 +253,8 @@ func (w *file) Write(e Event) error {
 		w.lost++
 		w.dropped++
 	case w.lost > 0:
-		w.note(fmt.Sprintf("writing to %s works again; %d events were lost", w.path, w.lost))
+		w.note(fmt.Sprintf("writing to %s works again; %s lost", w.path,
+			output.Plural(w.lost, "event was", "events were")))
 		w.lost = 0
 	}
 	return nil
@@ -321,7 +322,7 @@ func (w *file) Close() error {
 		err = w.f.Close()
 	}
 	if w.dropped > 0 {
-		err = errors.Join(err, fmt.Errorf("%d events were not written to %s", w.dropped, w.path))
+		err = errors.Join(err, fmt.Errorf("%s not written to %s", output.Plural(w.dropped, "event was", "events were"), w.path))
 	}
 	return err
 }

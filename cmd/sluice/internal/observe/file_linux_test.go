@@ -269,7 +269,7 @@ func TestOutputFilesOfOtherProgramsAreRefused(t *testing.T) {
 	if content, err := os.ReadFile(late); err != nil || string(content) != "precious" {
 		t.Errorf("the file that came meanwhile has %q, %v", content, err)
 	}
-	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "1 events were not written") {
+	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "1 event was not written") {
 		t.Errorf("closed with %v", err)
 	}
 }

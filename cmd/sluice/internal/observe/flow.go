@@ -154,7 +154,7 @@ func (e Event) Line(today time.Time) string {
 	case lost.GetSource() == datapathv1.LossSource_LOSS_SOURCE_DNS:
 		return fmt.Sprintf("--- %d DNS messages were not reported by sluice-dns ---", lost.GetCount())
 	case lost != nil:
-		return fmt.Sprintf("--- %d events were lost by the %s ---", lost.GetCount(),
+		return fmt.Sprintf("--- %s lost by the %s ---", output.Plural(lost.GetCount(), "event was", "events were"),
 			output.Enum(lost.GetSource(), "LOSS_SOURCE_"))
 	case e.Note != "":
 		return output.Printable(fmt.Sprintf("--- %s %s ---", at, e.Note))
@@ -175,15 +175,18 @@ func (e Event) Line(today time.Time) string {
 
 // historyLine returns a loss in the files of sluice-hubble.
 func historyLine(lost *datapathv1.LostEvents, today time.Time) string {
-	what := "events"
+	what, are := "events", "are"
 	if n := lost.GetCount(); n > 0 {
-		what = fmt.Sprintf("%d events", n)
+		what = output.Plural(n, "event", "events")
+		if n == 1 {
+			are = "is"
+		}
 	}
 	if lost.GetLastTime() == nil {
-		return fmt.Sprintf("--- %s are missing in the history ---", what)
+		return fmt.Sprintf("--- %s %s missing in the history ---", what, are)
 	}
-	return fmt.Sprintf("--- %s up to %s are missing in the history ---", what,
-		timeText(lost.GetLastTime().AsTime(), today))
+	return fmt.Sprintf("--- %s up to %s %s missing in the history ---", what,
+		timeText(lost.GetLastTime().AsTime(), today), are)
 }
 
 // timeText returns the time of an event, with the date if it is not today.

@@ -291,6 +291,7 @@ func TestLossOfStoredEventsNamesItsTime(t *testing.T) {
 	until := time.Date(2026, 11, 30, 10, 2, 3, 0, time.Local)
 	for count, want := range map[uint64]string{
 		0: "--- events up to 10:02:03.000 are missing in the history ---",
+		1: "--- 1 event up to 10:02:03.000 is missing in the history ---",
 		7: "--- 7 events up to 10:02:03.000 are missing in the history ---",
 	} {
 		e := Event{ObserveResponse: &datapathv1.ObserveResponse{Event: &datapathv1.ObserveResponse_Lost{

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	archive "github.com/sluice-net/sluice/cmd/sluice/internal/report"
 )
 
@@ -188,7 +189,8 @@ func (r *report) finish(target *archive.Target, directory string) error {
 		return err
 	}
 	m := r.archive.Manifest()
-	if err := archive.Show(r.inv, r.file, m, fmt.Sprintf("%d files of %d nodes", len(m.Files), len(m.Nodes))); err != nil {
+	if err := archive.Show(r.inv, r.file, m, output.Plural(len(m.Files), "file", "files")+
+		" of "+output.Plural(len(m.Nodes), "node", "nodes")); err != nil {
 		return err
 	}
 	if len(m.Missing) > 0 {

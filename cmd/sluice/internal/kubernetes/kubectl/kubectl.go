@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 )
 
 const (
@@ -190,8 +191,7 @@ func (c *Client) SluiceArgs(n Node, stdin bool, args ...string) ([]string, error
 func (c *Client) Each(nodes []Node, f func(i int, n Node)) {
 	var answered atomic.Int64
 	defer c.inv.Progress(func() string {
-		return fmt.Sprintf("%d of %d nodes have answered", answered.Load(),
-			len(nodes))
+		return fmt.Sprintf("%d of %s answered", answered.Load(), output.Plural(len(nodes), "node has", "nodes have"))
 	})()
 	var group errgroup.Group
 	group.SetLimit(c.Parallel)

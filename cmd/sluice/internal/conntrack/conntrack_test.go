@@ -20,7 +20,7 @@ import (
 
 func TestConnectionsAreListedWithWhatTheyAskedFor(t *testing.T) {
 	n := nodetest.New(t, Command)
-	out, errOut := n.Want(t, 0, "conntrack", "list")
+	out, errOut := n.Want(t, 0, "conntrack", "list", "-o", "wide")
 	nodetest.WantLines(t, out,
 		"PROTOCOL INITIATOR RESPONDER STATE LAST SEEN ASKED",
 		"tcp 10.244.0.2:4000 (shop/web-0) 10.244.0.3:8080 (301) established 3s 10.96.0.1:80 (shop/db:sql)",
@@ -79,7 +79,8 @@ func TestFlushSaysWhatStays(t *testing.T) {
 		t.Errorf("without criteria: %q", errOut)
 	}
 	out, _ := n.Want(t, 0, "conntrack", "flush", "--port", "53", "--dry-run")
-	if out != "Nothing was flushed: --dry-run. 1 connection would be.\n" || !n.Flushed.GetValidateOnly() {
+	if out != "Nothing was flushed: --dry-run. 1 connection would be.\nThe change applies only to this node (node-a), not "+
+		"1 other node of the cluster.\n" || !n.Flushed.GetValidateOnly() {
 		t.Errorf("%q after %v", out, n.Flushed)
 	}
 	out, _ = n.Want(t, invocation.ExitFailed, "conntrack", "flush", "--all")

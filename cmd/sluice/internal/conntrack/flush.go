@@ -81,6 +81,7 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 				fmt.Fprintf(w, "Not flushed: %s, because %s.\n", counted(stays.count), stays.why)
 			}
 		}
+		invocation.AskLocalNode(ctx, inv).WriteOnly(w)
 	}); err != nil {
 		return err
 	}

@@ -181,10 +181,11 @@ func forget(ctx context.Context, inv *invocation.Invocation, req *policyv1.Forge
 			fmt.Fprintf(w, "Nothing was deleted: --dry-run. Would delete %s with %s.\n",
 				output.Plural(out.GetNameCount(), "name", "names"),
 				output.Plural(out.GetAddressCount(), "address", "addresses"))
-			return
+		} else {
+			fmt.Fprintf(w, "Deleted %s with %s, also from the kernel.\n",
+				output.Plural(out.GetNameCount(), "name", "names"),
+				output.Plural(out.GetAddressCount(), "address", "addresses"))
 		}
-		fmt.Fprintf(w, "Deleted %s with %s, also from the kernel.\n",
-			output.Plural(out.GetNameCount(), "name", "names"),
-			output.Plural(out.GetAddressCount(), "address", "addresses"))
+		invocation.AskLocalNode(ctx, inv).WriteOnly(w)
 	})
 }

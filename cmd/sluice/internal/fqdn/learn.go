@@ -83,5 +83,6 @@ func learn(ctx context.Context, inv *invocation.Invocation, req *policyv1.LearnN
 		default:
 			fmt.Fprintf(w, "Added %s to %s. No policy of this node selects the name.\n", addresses, req.GetName())
 		}
+		invocation.AskLocalNode(ctx, inv).WriteOnly(w)
 	})
 }

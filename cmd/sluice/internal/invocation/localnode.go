@@ -6,6 +6,7 @@ package invocation
 import (
 	"context"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
@@ -37,6 +38,13 @@ func BeginAskLocalNode(ctx context.Context, inv *Invocation) func() LocalNode {
 	answer := make(chan LocalNode, 1)
 	go func() { answer <- AskLocalNode(ctx, inv) }()
 	return func() LocalNode { return <-answer }
+}
+
+// WriteOnly writes the note that a change applies only to this node, if the cluster has other nodes.
+func (n LocalNode) WriteOnly(w io.Writer) {
+	if only := n.Only(); only != "" {
+		fmt.Fprintln(w, output.Printable("The change applies only to "+only+"."))
+	}
 }
 
 // Only returns "this node (NAME), not N other nodes of the cluster"; empty if there are no other nodes.

@@ -37,9 +37,7 @@ func (o Outcome) Facts() []message.Fact {
 // balancer".
 func (o Outcome) Write(w io.Writer, component string) {
 	o.write(w, component)
-	if only := o.Node.Only(); only != "" {
-		fmt.Fprintln(w, output.Printable("The change applies only to "+only+"."))
-	}
+	o.Node.WriteOnly(w)
 }
 
 func (o Outcome) write(w io.Writer, component string) {

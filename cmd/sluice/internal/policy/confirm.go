@@ -73,6 +73,7 @@ func confirm(ctx context.Context, inv *invocation.Invocation, validate bool) err
 			fmt.Fprintf(w, "The kernel enforces revision %d with %s, after %s.\n", r.GetRevision(),
 				output.Plural(r.GetPolicies(), "policy", "policies"), took)
 		}
+		invocation.AskLocalNode(ctx, inv).WriteOnly(w)
 	}); err != nil {
 		return err
 	}

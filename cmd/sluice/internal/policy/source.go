@@ -58,6 +58,7 @@ func accept(ctx context.Context, inv *invocation.Invocation, file string, valida
 				fmt.Fprintln(w, "  "+output.Printable(text))
 			}
 		}
+		invocation.AskLocalNode(ctx, inv).WriteOnly(w)
 	}); err != nil {
 		return err
 	}

@@ -81,6 +81,9 @@ func diff(ctx context.Context, inv *invocation.Invocation, stdin io.Reader, o fi
 		if len(changed) == 0 {
 			fmt.Fprintln(w, "Nothing would change.")
 		}
+		if only := invocation.AskLocalNode(ctx, inv).Only(); only != "" {
+			fmt.Fprintln(w, "\n"+output.Printable("Compared: "+only+"."))
+		}
 	}); err != nil {
 		return err
 	}

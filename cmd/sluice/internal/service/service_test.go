@@ -220,12 +220,12 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	}
 	n.Want(t, 0, "service", "apply", "-f", file)
 	out, _ = n.Want(t, 0, "service", "diff", "-f", file)
-	if out != "Nothing would change.\n" {
+	if out != "Nothing would change.\n\nCompared: this node (node-a), not 1 other node of the cluster.\n" {
 		t.Errorf("the same again: %q", out)
 	}
 	other := nodetest.Write(t, dir, "other.yaml", strings.Replace(nodetest.WebService, ", 10.244.0.3", "", 1))
 	out, _ = n.Want(t, exitDiffers, "service", "diff", "-f", other)
-	if out != "EndpointSlice shop/web-1  would be replaced\n" {
+	if out != "EndpointSlice shop/web-1  would be replaced\n\nCompared: this node (node-a), not 1 other node of the cluster.\n" {
 		t.Errorf("one of two differs: %q", out)
 	}
 	n.Want(t, exitTrouble, "service", "diff")

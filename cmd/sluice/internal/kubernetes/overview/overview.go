@@ -30,7 +30,8 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 		Long: fmt.Sprintf(`Show all nodes of the cluster on one screen: the ready containers of the node's pod, counts
 from its `+"`sluice status`"+`, and problems. Nodes that do not answer in time and nodes
 without a pod of Sluice are listed with the reason. The exit code is %d if there are
-problems. With -o json, the output has the whole status of each node.`, invocation.ExitNotReady),
+problems. Objects of `+"`cilium.io`"+` that have no effect are warnings, which do not change the
+exit code. With -o json, the output has the whole status of each node.`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context(), inv, client) },
 	}
@@ -40,6 +41,7 @@ problems. With -o json, the output has the whole status of each node.`, invocati
 type clusterStatus struct {
 	Ready     bool         `json:"ready"` // no problems
 	Problems  []string     `json:"problems"`
+	Warnings  []string     `json:"warnings"` // they do not count for Ready
 	DaemonSet daemonSet    `json:"daemonSet"`
 	Nodes     []nodeStatus `json:"nodes"`
 }
@@ -83,6 +85,7 @@ func run(ctx context.Context, inv *invocation.Invocation, client *kubectl.Client
 		return err
 	}
 	s := clusterStatus{Nodes: make([]nodeStatus, len(cluster.Nodes)), Problems: []string{}}
+	s.Warnings = ineffective(ctx, client)
 	client.Each(cluster.Nodes, func(i int, n kubectl.Node) { s.Nodes[i] = ask(ctx, client, n) })
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -331,6 +334,9 @@ func (s *clusterStatus) lines() []string {
 				say(kind, n.Name, text)
 			}
 		}
+	}
+	for _, text := range s.Warnings {
+		say("Warning", "", text)
 	}
 	lines := make([]string, 0, len(order))
 	for _, line := range order {

@@ -152,11 +152,20 @@ func TestMachineJoinsOneStore(t *testing.T) {
 	if _, err := RequestRestore(dir, nil); err == nil || !strings.Contains(err.Error(), "the keys of the store's") {
 		t.Errorf("a restore without the keys: %v", err)
 	}
+	if _, err := CheckRestore(dir); err == nil || !strings.Contains(err.Error(), "the keys of the store's") {
+		t.Errorf("a check without the keys: %v", err)
+	}
 	if err := SaveMember(dir, "n2", "192.0.2.2", nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := SaveMember(dir, "n3", "192.0.2.3", nil); !errors.Is(err, ErrExists) {
 		t.Errorf("a second store: %v", err)
+	}
+	if got, err := CheckRestore(dir); err != nil || got != 1 {
+		t.Errorf("a check: epoch %d, %v", got, err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, RestoreFile)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the check has requested a restore: %v", err)
 	}
 	for _, epoch := range []uint64{1, 1} { // a repeated request replaces the former one
 		got, err := RequestRestore(dir, strings.NewReader("snapshot"))

@@ -83,20 +83,40 @@ func FreeForMember(dir string) error {
 // lockWait is how long a process that ends may keep the lock.
 const lockWait = 5 * time.Second
 
+// CheckRestore returns the epoch that RequestRestore would return, or its error, and changes nothing. It does not look
+// at a snapshot.
+func CheckRestore(dir string) (epoch uint64, err error) {
+	epoch, lock, err := nextEpoch(dir)
+	if err != nil {
+		return 0, err
+	}
+	return epoch, lock.Close()
+}
+
+// nextEpoch locks a state directory, and returns the epoch after its present one.
+func nextEpoch(dir string) (uint64, io.Closer, error) {
+	lock, err := durable.Lock(filepath.Join(dir, LockFile), lockWait)
+	if err != nil {
+		return 0, nil, fmt.Errorf("%w; stop sluice-store first", err)
+	}
+	var state MemberState
+	if err := durable.Load(filepath.Join(dir, MemberFile), MemberLimit, MemberSchema, &state); err != nil {
+		_ = lock.Close()
+		return 0, nil, fmt.Errorf("%w: the keys of the store's certificates are needed; restore the file from a backup", err)
+	}
+	return state.Epoch + 1, lock, nil
+}
+
 // RequestRestore has the member of a state directory, whose process does not run, continue as the only one, in the
 // next epoch: with a snapshot or, if snapshot is nil, with its own data. It returns the least number of that epoch:
 // sluice-store takes a later one if MemberFile is a copy that is older than the data.
 func RequestRestore(dir string, snapshot io.Reader) (epoch uint64, err error) {
-	lock, err := durable.Lock(filepath.Join(dir, LockFile), lockWait)
+	epoch, lock, err := nextEpoch(dir)
 	if err != nil {
-		return 0, fmt.Errorf("%w; stop sluice-store first", err)
+		return 0, err
 	}
 	defer lock.Close() //nolint:errcheck // it was only held
-	var state MemberState
-	if err := durable.Load(filepath.Join(dir, MemberFile), MemberLimit, MemberSchema, &state); err != nil {
-		return 0, fmt.Errorf("%w: the keys of the store's certificates are needed; restore the file from a backup", err)
-	}
-	r := Restore{Epoch: state.Epoch + 1, ClusterToken: rand.Text(), Snapshot: snapshot != nil}
+	r := Restore{Epoch: epoch, ClusterToken: rand.Text(), Snapshot: snapshot != nil}
 	// A former request must not find this request's snapshot.
 	if _, err := durable.Remove(filepath.Join(dir, RestoreFile), durable.SyncAll); err != nil {
 		return 0, err

@@ -148,7 +148,8 @@ func (j join) member(ctx context.Context, p instance.Paths, token store.Token) (
 }
 
 func restoreCommand(inv *invocation.Invocation) *cobra.Command {
-	return &cobra.Command{
+	dryRun := false
+	cmd := &cobra.Command{
 		Use:   "restore FILE",
 		Short: "Continue the store on this machine with a snapshot",
 		Long: `Have sluice-store on this machine, which must be stopped, begin the next epoch with the data
@@ -163,13 +164,16 @@ etcd.epoch-N of the state directory.`,
 				return err
 			}
 			defer f.Close()
-			return begin(inv, f)
+			return begin(inv, f, dryRun)
 		},
 	}
+	invocation.ValidateFlag(cmd, &dryRun, "check whether the store can continue here; change nothing")
+	return cmd
 }
 
 func rebuildCommand(inv *invocation.Invocation) *cobra.Command {
-	return &cobra.Command{
+	dryRun := false
+	cmd := &cobra.Command{
 		Use:   "rebuild",
 		Short: "Continue the store with the data of this machine alone",
 		Long: `Have sluice-store on this machine, which must be stopped, begin the next epoch with its own
@@ -177,25 +181,36 @@ data and one member at its next start. Use it when more than half of the members
 Writes that this member had not received are lost. Stop the other members first, and join
 them again. Nodes move to the new epoch by themselves.`,
 		Args: invocation.Args(0, ""),
-		RunE: func(*cobra.Command, []string) error { return begin(inv, nil) },
+		RunE: func(*cobra.Command, []string) error { return begin(inv, nil, dryRun) },
 	}
+	invocation.ValidateFlag(cmd, &dryRun, "check whether the store can continue here; change nothing")
+	return cmd
 }
 
-// begin requests the next epoch, with a snapshot or with this member's own data.
-func begin(inv *invocation.Invocation, snapshot io.Reader) error {
+// begin requests the next epoch, with a snapshot or with this member's own data. With dryRun, it only checks that this
+// is possible.
+func begin(inv *invocation.Invocation, snapshot io.Reader, dryRun bool) error {
 	p, err := machinePaths(inv)
 	if err != nil {
 		return err
 	}
 	s, epoch := nodefiles.Store(), uint64(0)
+	text := "epoch %d, or a later one, begins when sluice-store starts"
+	if dryRun {
+		text = "nothing was changed: --dry-run; epoch %d, or a later one, would begin when sluice-store starts"
+	}
 	err = asUser(s, func() (err error) {
+		if dryRun {
+			epoch, err = store.CheckRestore(p.ServiceStateDir(s.Name))
+			return err
+		}
 		epoch, err = store.RequestRestore(p.ServiceStateDir(s.Name), snapshot)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	return inv.ShowChanges([]string{fmt.Sprintf("epoch %d, or a later one, begins when sluice-store starts", epoch)}, nil)
+	return inv.ShowChanges([]string{fmt.Sprintf(text, epoch)}, nil)
 }
 
 func identityService() nodefiles.Service {

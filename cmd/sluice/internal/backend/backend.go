@@ -191,7 +191,7 @@ func list(ctx context.Context, inv *invocation.Invocation, req *lbv1.ListService
 		counted = count(ctx, inv, found)
 	}
 	all := slices.SortedFunc(maps.Values(found), compare)
-	shown := inv.Show(all, func(w io.Writer) { output.Table(w, columns, all) })
+	shown := inv.Show(all, func(w io.Writer) { output.FoldedTable(w, inv.Wide(), columns, all) })
 	if shown != nil {
 		return shown
 	}

@@ -42,7 +42,7 @@ func TestBackendsAreListedOnce(t *testing.T) {
 	}
 	out, _ := n.Want(t, 0, "backend", "list")
 	nodetest.WantLines(t, out, "BACKEND STATE CONNECTIONS SERVICES FRONTENDS",
-		"10.244.0.2:8080/TCP ready 0 shop/web, shop/door 10.96.0.10:80/TCP, 192.0.2.1:80/TCP",
+		"10.244.0.2:8080/TCP ready 0 shop/web, shop/door", "10.96.0.10:80/TCP, 192.0.2.1:80/TCP",
 		"10.244.0.2:8080/UDP terminating 3 shop/door 192.0.2.1:80/UDP",
 		"10.244.0.3:8080/TCP ready 0 shop/web 10.96.0.10:80/TCP",
 		"10.244.0.10:8080/TCP ready 70000 shop/door 192.0.2.1:80/TCP",

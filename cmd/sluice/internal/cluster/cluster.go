@@ -95,7 +95,7 @@ func printList(ctx context.Context, inv *invocation.Invocation) error {
 		return err
 	}
 	return inv.Show(message.List(all), func(w io.Writer) {
-		output.Table(w, output.Shown(columns, inv.Wide()), all)
+		output.FoldedTable(w, inv.Wide(), columns, all)
 	})
 }
 

@@ -32,10 +32,10 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 		Use:   "list",
 		Short: "List tracked connections",
 		Long: `List tracked connections, unordered. A connection is listed if it meets every kind of
-filter; of several filters of one kind, it must meet one. ASKED is the service address that
-packets of the connection are sent to; it is empty if the service was translated in the
-connect call of a socket. If more connections than --limit match, the command reports how
-many are not shown. With -o json, each line is one object.`,
+filter; of several filters of one kind, it must meet one. With -o wide, ASKED is the service
+address that packets of the connection are sent to; it is empty if the service was
+translated in the connect call of a socket. If more connections than --limit match, the
+command reports how many are not shown. With -o json, each line is one object.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req, err := o.request(cmd.Context(), inv)
@@ -67,7 +67,7 @@ var columns = []output.Column[*datapathv1.TrackedConnection]{
 	{Header: "LAST SEEN", Cell: func(t *datapathv1.TrackedConnection) any {
 		return output.Since(output.When(t.GetConnection().GetLastSeenTime()))
 	}},
-	{Header: "ASKED", Cell: func(t *datapathv1.TrackedConnection) any { return askedText(t) }},
+	{Header: "ASKED", Wide: true, Cell: func(t *datapathv1.TrackedConnection) any { return askedText(t) }},
 }
 
 // endText returns "10.244.0.2:4000 (shop/web-0)".
@@ -128,7 +128,11 @@ const rowsAtOnce = 1000
 func list(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ListConnectionsRequest) error {
 	// There may be a million connections, so they are printed as they arrive.
 	out := bufio.NewWriter(inv.Out)
-	table := output.Aligned(out)
+	table := output.Aligned(output.Folding(out))
+	if inv.Wide() {
+		table = output.Aligned(out)
+	}
+	columns := output.Shown(columns, inv.Wide())
 	shown, omitted := 0, uint64(0)
 	err := invocation.Stream(ctx, inv, invocation.Connections, datapathv1.ConnectionServiceClient.ListConnections, req,
 		func(m *datapathv1.ListConnectionsResponse) error {
@@ -151,7 +155,8 @@ func list(ctx context.Context, inv *invocation.Invocation, req *datapathv1.ListC
 	}
 	err = cmp.Or(inFlags(err), table.Flush(), out.Flush()) // print what has arrived, and return the first error
 	if omitted > 0 {
-		fmt.Fprintf(inv.ErrOut, "note: %d more connections are not shown because of --limit\n", omitted)
+		fmt.Fprintf(inv.ErrOut, "note: %s not shown because of --limit\n",
+			output.Plural(omitted, "more connection is", "more connections are"))
 	}
 	return err
 }

@@ -48,7 +48,7 @@ func TestEndpointListIsATableOrJSON(t *testing.T) {
 	out, _ := n.Want(t, 0, "endpoint", "list")
 	nodetest.WantLines(t, out,
 		"CONTAINER POD STATE ADDRESSES POLICY IDENTITY",
-		`0123456789abc/eth0 - ready 10.244.0.2,fd00:244::2 revision 6, newer refused app=web\x1b]0;x\a (300)`,
+		"0123456789abc/eth0 - ready 10.244.0.2,fd00:244::2 revision 6, newer refused", `app=web\x1b]0;x\a (300)`,
 	)
 	wide, _ := n.Want(t, 0, "endpoint", "list", "-o", "wide")
 	nodetest.WantLines(t, wide,

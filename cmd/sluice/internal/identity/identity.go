@@ -81,7 +81,7 @@ func printList(ctx context.Context, inv *invocation.Invocation, reserved bool) e
 		return err
 	}
 	return inv.Show(message.List(all), func(w io.Writer) {
-		output.Table(w, output.Shown(columns, inv.Wide()), all)
+		output.FoldedTable(w, inv.Wide(), columns, all)
 	})
 }
 

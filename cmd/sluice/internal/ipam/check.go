@@ -125,7 +125,7 @@ func check(ctx context.Context, inv *invocation.Invocation, settle time.Duration
 		found = lasting(found, s.compare())
 	}
 	r := report{len(s.allocations), len(s.endpoints), s.cluster != nil, found}
-	if err := inv.Show(r, r.table); err != nil {
+	if err := inv.Show(r, func(w io.Writer) { r.table(w, inv.Wide()) }); err != nil {
 		return err
 	}
 	if len(found) > 0 {
@@ -144,17 +144,17 @@ func lasting(first, second []finding) []finding {
 	})
 }
 
-func (r report) table(w io.Writer) {
+func (r report) table(w io.Writer, wide bool) {
 	if len(r.Findings) > 0 {
-		output.Table(w, columns, r.Findings)
+		output.FoldedTable(w, wide, columns, r.Findings)
 		fmt.Fprintln(w)
 	}
 	with := ""
 	if !r.Cluster {
 		with = "; the cluster was not asked, because the node is not registered or etcd is unavailable"
 	}
-	fmt.Fprintf(w, "Compared %d allocations and %d endpoints%s. Findings: %d.\n", r.Allocations, r.Endpoints, with,
-		len(r.Findings))
+	fmt.Fprintf(w, "Compared %s and %s%s. Findings: %d.\n", output.Plural(r.Allocations, "allocation", "allocations"),
+		output.Plural(r.Endpoints, "endpoint", "endpoints"), with, len(r.Findings))
 }
 
 // listAll asks ipam before the datapath. The datapath records an endpoint before it confirms the endpoint's addresses.

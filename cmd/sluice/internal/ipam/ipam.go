@@ -81,5 +81,5 @@ func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
 	if err != nil {
 		return err
 	}
-	return inv.Show(message.List(held), func(w io.Writer) { output.Table(w, allocationColumns, held) })
+	return inv.Show(message.List(held), func(w io.Writer) { output.FoldedTable(w, inv.Wide(), allocationColumns, held) })
 }

@@ -4,6 +4,8 @@
 package output
 
 import (
+	"bytes"
+	"io"
 	"strings"
 	"unicode/utf8"
 )
@@ -48,4 +50,38 @@ func cut(line string, width int) (first, rest string) {
 		return strings.TrimRight(line[:at+1], " "), strings.TrimLeft(line[at+1:], " ")
 	}
 	return line, ""
+}
+
+// Folding returns a writer that folds each complete line with more than Width columns.
+func Folding(w io.Writer) io.Writer { return &folding{w: w} }
+
+type folding struct {
+	w    io.Writer
+	line []byte // incomplete
+}
+
+func (f *folding) Write(b []byte) (int, error) {
+	f.line = append(f.line, b...)
+	for {
+		at := bytes.IndexByte(f.line, '\n')
+		if at < 0 {
+			return len(b), nil
+		}
+		line := string(f.line[:at])
+		f.line = f.line[at+1:]
+		if _, err := io.WriteString(f.w, Fold(line)+"\n"); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// FoldedTable writes a table as Table does, and folds its lines unless wide is set, which also shows all columns.
+func FoldedTable[M any](w io.Writer, wide bool, columns []Column[M], all []M) {
+	out := w
+	if !wide {
+		out = Folding(w)
+	}
+	aligned := Aligned(out)
+	Table(aligned, Shown(columns, wide), all)
+	_ = aligned.Flush() // w reports the error again
 }

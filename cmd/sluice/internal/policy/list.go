@@ -156,7 +156,7 @@ func printList(ctx context.Context, inv *invocation.Invocation, req *policyv1.Li
 		all = slices.DeleteFunc(all, func(p *policyv1.Policy) bool { return p.GetError() == "" })
 	}
 	return inv.Show(message.List(all), func(w io.Writer) {
-		output.Table(w, columns, all)
+		output.FoldedTable(w, inv.Wide(), columns, all)
 		first := true
 		line := func(text string) {
 			if first {

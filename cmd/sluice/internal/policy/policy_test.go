@@ -622,8 +622,8 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 			"one of the backends (10.244.0.3:8080, 10.244.1.2:8080 and 1 more), or use `sluice explain`",
 		"10.96.0.11": "10.96.0.11 is an address of a Service that does not serve tcp port 80: the connection is refused " +
 			"before policies are evaluated",
-		"10.96.0.12": "10.96.0.12, tcp port 80, is an address of Service shop/db, and policies see its backends: it has " +
-			"none; `sluice explain` shows what happens to the connection",
+		"10.96.0.12": "10.96.0.12, tcp port 80, is an address of Service shop/db, and policies see its backends, but it " +
+			"has none; `sluice explain` shows what happens to the connection",
 	} {
 		_, errOut := n.Want(t, invocation.ExitFailed, "policy", "explain", "--from", "0123", "--to", address, "--port", "80")
 		nodetest.WantLines(t, errOut, "sluice: "+want)

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -19,6 +20,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes"
+	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/test/nodetest"
 )
 
@@ -32,9 +34,23 @@ func TestCommandsAndFlagsAreThoseListed(t *testing.T) {
 	root := (&invocation.Invocation{}).Root(commands...)
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
-	listCommand(t, &got, root)
+	page := strings.Builder{}
+	page.WriteString(commandsPage)
+	listCommand(t, &got, &page, root)
 	compareWithFile(t, "commands.txt", got.String())
+	compareWithFile(t, "../../../docs/reference/commands.md", page.String())
 }
+
+// commandsPage is the beginning of docs/reference/commands.md.
+const commandsPage = `# Commands
+
+This page is generated from the help texts. [sluice.md](../sluice.md) explains the commands by task.
+` + "`kubectl sluice` has the subcommands of `sluice kubernetes`" + `. Each command also has the flags of
+` + "`sluice`" + ` itself.
+`
+
+// globalFlags matches the flags of the root command in the help of a subcommand, and the line about more help.
+var globalFlags = regexp.MustCompile("\n(Global Flags:\n(  .*\n)+|Use \"sluice.*\" for more information about .*\n)")
 
 // compareWithFile fails at the first difference from a file in testdata/.
 func compareWithFile(t *testing.T, name, got string) {
@@ -65,8 +81,9 @@ func lineOf(lines []string, i int) string {
 	return ""
 }
 
-// listCommand writes a command, its flags and its subcommands.
-func listCommand(t *testing.T, w *strings.Builder, cmd *cobra.Command) {
+// listCommand writes a command, its flags and its subcommands. It also writes the help of commands that are not hidden
+// to page.
+func listCommand(t *testing.T, w, page *strings.Builder, cmd *cobra.Command) {
 	t.Helper()
 	fmt.Fprintf(w, "==== %s\n", cmd.CommandPath())
 	var out, errOut bytes.Buffer
@@ -75,6 +92,12 @@ func listCommand(t *testing.T, w *strings.Builder, cmd *cobra.Command) {
 		t.Fatalf("%s: exit code %d: %s", strings.Join(args, " "), code, errOut.String())
 	}
 	w.Write(out.Bytes())
+	if page != nil && !cmd.Hidden {
+		fmt.Fprintf(page, "\n## %s\n\n```text\n%s\n```\n", cmd.CommandPath(),
+			strings.TrimSpace(globalFlags.ReplaceAllString(out.String(), "")))
+	} else {
+		page = nil // also for its subcommands
+	}
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		fmt.Fprintf(w, "---- --%s -%s type=%s default=%q without-value=%q hidden=%v\n", f.Name, f.Shorthand, f.Value.Type(),
 			f.DefValue, f.NoOptDefVal, f.Hidden)
@@ -83,7 +106,7 @@ func listCommand(t *testing.T, w *strings.Builder, cmd *cobra.Command) {
 		fmt.Fprintf(w, "---- arguments %q\n", cmd.ValidArgs)
 	}
 	for _, sub := range cmd.Commands() {
-		listCommand(t, w, sub)
+		listCommand(t, w, page, sub)
 	}
 }
 
@@ -254,21 +277,61 @@ func TestCommandsHaveAliasesAndSuggestions(t *testing.T) {
 		"observe --verdct dropped": "did you mean --verdict?",
 		"status -o jsn":            "did you mean json?",
 		"help polcy":               "did you mean policy?",
-		"help policy aply":         "did you mean apply?",
-		"explain --from reserved:wrold --to 10.0.0.1 --port 80": "did you mean reserved:world?",
+		"help policy applyx":       "did you mean apply?",
+		"explain --from reserved:hots --to 10.0.0.1 --port 80": "did you mean reserved:host?",
 	} {
 		if _, errOut := n.Want(t, invocation.ExitUsage, strings.Fields(line)...); !strings.Contains(errOut, want) {
 			t.Errorf("%s: %s, want %q", line, errOut, want)
 		}
 	}
 	for line, want := range map[string]string{
-		"dev up --routing natve":       "did you mean native?",
-		"dev up --policy-mode requird": "did you mean required?",
+		"dev up --routing natve":         "did you mean native?",
+		"dev up --policy-mode requiredx": "did you mean required?",
 	} {
 		var errOut strings.Builder
 		code := invocation.Run(strings.Fields(line), io.Discard, &errOut, commands...)
 		if code != invocation.ExitUsage || !strings.Contains(errOut.String(), want) {
 			t.Errorf("%s: exit code %d, %s, want %q", line, code, errOut.String(), want)
+		}
+	}
+}
+
+// TestChangesOfOneNodeNameIt: commands that change or compare one node name it, if the cluster has others.
+func TestChangesOfOneNodeNameIt(t *testing.T) {
+	n := nodetest.New(t, commands...)
+	n.Policy.Missing = map[string]string{"a.yaml": "no YAML"}
+	services := nodetest.Write(t, t.TempDir(), "web.yaml", nodetest.WebService)
+	n.Want(t, 0, "service", "apply", "-f", services)
+	for _, line := range []string{
+		"service diff -f " + services, "conntrack flush --all", "conntrack flush --all --dry-run",
+		"fqdn learn api.example.com 192.0.2.7", "fqdn delete api.example.com", "policy confirm",
+		"policy source accept-without a.yaml",
+	} {
+		var out, errOut strings.Builder
+		args := append(strings.Fields(line), "--run-dir", n.RunDir)
+		invocation.Run(args, &out, &errOut, commands...)
+		if !strings.Contains(out.String(), "this node (node-a), not 1 other node of the cluster.") {
+			t.Errorf("%s: %s%s", line, out.String(), errOut.String())
+		}
+	}
+}
+
+// TestTablesFitInTheWidthOfATerminal: -o wide has one line for each object.
+func TestTablesFitInTheWidthOfATerminal(t *testing.T) {
+	n := nodetest.New(t, commands...)
+	for _, line := range []string{
+		"endpoint list", "identity list", "node list", "ipam list", "ipam check", "conntrack list", "policy list",
+		"service list", "backend list", "map list",
+	} {
+		var out, errOut strings.Builder
+		invocation.Run(append(strings.Fields(line), "--run-dir", n.RunDir), &out, &errOut, commands...)
+		if out.Len() == 0 {
+			t.Errorf("%s: %s", line, errOut.String())
+		}
+		for row := range strings.Lines(out.String()) {
+			if len(row) > output.Width+1 {
+				t.Errorf("%s: a row has %d columns: %s", line, len(row)-1, row)
+			}
 		}
 	}
 }

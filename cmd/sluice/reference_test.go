@@ -25,7 +25,7 @@ lost or renamed name fails a test.
 
 | what | where |
 |---|---|
-| commands, flags, help texts | [cmd/sluice/testdata/commands.txt](../cmd/sluice/testdata/commands.txt) |
+| commands, flags, help texts | [reference/commands.md](reference/commands.md) |
 | output and exit codes of commands | [cmd/sluice/testdata/outputs.txt](../cmd/sluice/testdata/outputs.txt) |
 | settings and metrics of every service | [reference/process.md](reference/process.md) |
 | settings and metrics of sluice-identity | [reference/identity.md](reference/identity.md) |

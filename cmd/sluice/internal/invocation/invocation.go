@@ -216,8 +216,8 @@ func onlyGroups(cmd *cobra.Command, args []string) error {
 	return cmd.Help()
 }
 
-// NotOneOf returns the usage error for a word that is none of the valid words, with the nearest word. what is the flag;
-// it may be empty.
+// NotOneOf returns the usage error for a word that is not among the valid words, with the nearest word. what is the
+// flag; it may be empty.
 func NotOneOf(what, text string, words []string) error {
 	if what != "" {
 		what += ": "

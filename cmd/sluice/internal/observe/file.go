@@ -322,7 +322,8 @@ func (w *file) Close() error {
 		err = w.f.Close()
 	}
 	if w.dropped > 0 {
-		err = errors.Join(err, fmt.Errorf("%s not written to %s", output.Plural(w.dropped, "event was", "events were"), w.path))
+		events := output.Plural(w.dropped, "event was", "events were")
+		err = errors.Join(err, fmt.Errorf("%s not written to %s", events, w.path))
 	}
 	return err
 }

@@ -102,7 +102,7 @@ func TestApplyNamesFileAndFieldOfWhatIsWrong(t *testing.T) {
 	nodetest.WantLines(t, errOut,
 		"note: "+mixed+": document 3 (line 11): Pod p: is not a service or an endpoint slice; skipped")
 	misspelled := nodetest.Write(t, dir, "misspelled.yaml",
-		nodetest.WebService+"---\napiVersion: v1\nkind: Servce\nmetadata: {name: p}\n")
+		nodetest.WebService+"---\napiVersion: v1\nkind: Servicex\nmetadata: {name: p}\n")
 	docs, err := readManifests(&invocation.Invocation{ErrOut: io.Discard}, []string{misspelled}, nil, true)
 	if err != nil || len(docs) != 3 {
 		t.Errorf("%d documents are kept, %v; want also the misspelled Service, which the load balancer refuses", len(docs),
@@ -225,7 +225,8 @@ func TestDiffExitsAsDiffDoes(t *testing.T) {
 	}
 	other := nodetest.Write(t, dir, "other.yaml", strings.Replace(nodetest.WebService, ", 10.244.0.3", "", 1))
 	out, _ = n.Want(t, exitDiffers, "service", "diff", "-f", other)
-	if out != "EndpointSlice shop/web-1  would be replaced\n\nCompared: this node (node-a), not 1 other node of the cluster.\n" {
+	if out != "EndpointSlice shop/web-1  would be replaced\n"+
+		"\nCompared: this node (node-a), not 1 other node of the cluster.\n" {
 		t.Errorf("one of two differs: %q", out)
 	}
 	n.Want(t, exitTrouble, "service", "diff")

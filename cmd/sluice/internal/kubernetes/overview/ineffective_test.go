@@ -17,8 +17,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/kubernetes/kubectl"
 )
 
-// TestCiliumObjectsWithoutEffectAreWarnings: policies and what Cilium itself writes are none, an API server that does
-// not answer is not one without objects.
+// TestCiliumObjectsWithoutEffectAreWarnings: policies and kinds that Cilium itself writes are left out. If the
+// API server does not answer, a warning says that the objects are not known.
 func TestCiliumObjectsWithoutEffectAreWarnings(t *testing.T) {
 	const kinds = "ciliumegressgatewaypolicies  cegp  cilium.io/v2  false  CiliumEgressGatewayPolicy\n" +
 		"ciliumnetworkpolicies  cnp,ciliumnp  cilium.io/v2  true  CiliumNetworkPolicy\n" +

@@ -108,7 +108,7 @@ func wrong(all map[string]*command, text string) string {
 		word := strings.Trim(words[i], "[]()'")
 		name, _, valued := strings.Cut(word, "=")
 		switch {
-		case word == "--":
+		case word == "--", word == "---": // "---" ends a line about lost events
 			return ""
 		case strings.HasPrefix(name, "--"):
 			if name != "--…" && !slices.Contains(c.flags, name) {

@@ -185,7 +185,10 @@ func (f *file) held(d one, why string) {
 	var problems manifest.Problems
 	meta.Validate(true, &problems)
 	ok = ok && len(problems) == 0
-	_, kind := d.Type()
+	version, kind := d.Type()
+	if meant, similar := policy.Similar(version, kind); similar {
+		kind = meant
+	}
 	if kind != "" && !policy.Namespaced(kind) && policy.Versions(kind) != nil {
 		namespace, ok = "", kind != "CiliumCIDRGroup" // rules that refer to a group may deny its addresses
 	}

@@ -308,7 +308,7 @@ func (w *writer) change() change {
 			x.Text = []byte(strings.Replace(string(x.Text), "]},]", "]}]", 1))
 		}
 	case 4:
-		if by(k) != managed.SourceKubernetes && k.Namespace != "" {
+		if by(k) != managed.SourceKubernetes {
 			x := *c.put
 			x.Text = []byte(strings.Replace(string(x.Text), "Policy", "Polcy", 1))
 			c.what, c.bad = misspelt, &x

@@ -25,6 +25,7 @@ type fakeMaps struct {
 	local  nodemap.Local
 	writes int
 	err    error
+	unread error // of Local
 
 	shortcut nodemap.Shortcut
 }
@@ -92,7 +93,7 @@ func (m *fakeMaps) SetLocal(l nodemap.Local) error {
 	return m.err
 }
 
-func (m *fakeMaps) Local() (nodemap.Local, error) { return m.local, nil }
+func (m *fakeMaps) Local() (nodemap.Local, error) { return m.local, m.unread }
 
 func (m *fakeMaps) Nodes() (map[uint16]nodemap.Entry, error) { return maps.Clone(m.nodes), nil }
 

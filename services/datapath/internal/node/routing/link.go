@@ -22,6 +22,14 @@ type Tunnel struct {
 	MTU  uint16 // bytes
 }
 
+// NoTunnelError is the error of EnsureTunnel if the node has no tunnel device that can send packets.
+type NoTunnelError struct{ Err error }
+
+func (e NoTunnelError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e NoTunnelError) Unwrap() error { return e.Err }
+
 // Policies are the IPsec policies of the node's network namespace; xfrm.Reader implements it.
 type Policies interface {
 	Policies() (xfrm.Policies, error)
@@ -89,7 +97,8 @@ func (r Route) String() string {
 // Links are the devices, routes and neighbours through which packets reach other nodes.
 type Links interface {
 	// EnsureTunnel creates or repairs the tunnel device, including its programs. With an error, it still returns the
-	// device if packets can be sent.
+	// device if packets can be sent. The error is a NoTunnelError if they cannot. With any other error and without a
+	// device, it is not known whether they can.
 	EnsureTunnel(t Tunnel) (endpoint.HostDevice, error)
 	// CheckTunnel returns what EnsureTunnel would repair, and the device; the zero device if EnsureTunnel would create a
 	// new one.

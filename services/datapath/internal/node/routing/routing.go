@@ -80,6 +80,7 @@ type world struct {
 	situation
 	known   bool                // the addresses of this node are known
 	device  endpoint.HostDevice // of the tunnel
+	settled bool                // the tunnel device, or that there is none, is known or was adopted
 	overlay []netip.Addr
 	byStack bool   // packets between pods of two nodes pass the host stack
 	why     string // reason for byStack
@@ -244,12 +245,8 @@ func (f *Router) try(what string, err error) bool {
 // ensure reconciles what is independent of other nodes: the tunnel device, and the state of this node in the maps. The
 // lock is held.
 func (f *Router) ensure(repair bool) {
-	if f.o.Mode == cluster.Overlay && repair {
-		d, err := f.o.Links.EnsureTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
-		f.device, f.tunnel, f.noTunnel = d, d.Index, ""
-		if !f.try("make the tunnel device", err) {
-			f.noTunnel = err.Error()
-		}
+	if f.o.Mode == cluster.Overlay && (repair || f.failed[makeTunnel] != nil) && !f.ensureTunnel() {
+		return
 	}
 	if f.o.Mode != cluster.Overlay && f.local == nil {
 		f.try("remove the tunnel device", f.o.Links.RemoveTunnel())
@@ -263,6 +260,33 @@ func (f *Router) ensure(repair bool) {
 			f.local = &l
 		}
 	}
+}
+
+// makeTunnel is the work of ensureTunnel.
+const makeTunnel = "make the tunnel device"
+
+// ensureTunnel makes or repairs the tunnel device. While it is not known whether the node has one, packets continue to
+// use the last device, at first that of a previous process. It returns false if that is not known either. The lock is
+// held.
+func (f *Router) ensureTunnel() bool {
+	d, err := f.o.Links.EnsureTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
+	f.try(makeTunnel, err)
+	var none NoTunnelError
+	switch {
+	case err == nil || d.Index != 0 || errors.As(err, &none):
+		f.device, f.tunnel, f.settled = d, d.Index, true
+	case !f.settled:
+		have, lerr := f.o.Maps.Local()
+		if !f.try("read the tunnel device of a previous process", lerr) {
+			return false
+		}
+		f.tunnel, f.settled = have.TunnelIfindex, true
+	}
+	f.noTunnel = ""
+	if f.tunnel == 0 {
+		f.noTunnel = err.Error()
+	}
+	return true
 }
 
 // find finds the addresses of this node, and the source addresses of packets to backends on other nodes. It reports
@@ -379,7 +403,7 @@ func (f *Router) applyPaths(whole bool) bool {
 
 // decide decides for the given nodes. It returns false if paths are unknown. The lock is held.
 func (f *Router) decide(some []*peer) bool {
-	if !f.known {
+	if !f.known || f.mode == cluster.Overlay && !f.settled {
 		return false
 	}
 	var addrs []netip.Addr

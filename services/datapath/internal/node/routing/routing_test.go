@@ -532,7 +532,7 @@ func TestMTUIsFollowedDownAndUp(t *testing.T) {
 // TestTunnelThatCannotBeMadeIsNamedAndTriedAgain also tests that no packets are sent until then.
 func TestTunnelThatCannotBeMadeIsNamedAndTriedAgain(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
-	r.links.broken = errors.New("port taken by vxlan0")
+	r.links.broken = NoTunnelError{errors.New("port taken by vxlan0")}
 	r.join(member("two", 2, "192.0.2.2"))
 	r.ways(2, nodemap.NextHop{}, nodemap.NextHop{})
 	if why := r.why("two"); !strings.Contains(why, "vxlan0") || r.maps.local.TunnelIfindex != 0 {
@@ -547,6 +547,74 @@ func TestTunnelThatCannotBeMadeIsNamedAndTriedAgain(t *testing.T) {
 	r.ways(2, want, want)
 	if w := r.Warnings(); len(w) != 0 {
 		t.Errorf("warnings %q, want none", w)
+	}
+}
+
+// TestTunnelStaysWhileItIsNotKnown: an error says nothing about the device, so packets continue to use it. Only if the
+// node is known to have no tunnel device, other nodes have no next hop.
+func TestTunnelStaysWhileItIsNotKnown(t *testing.T) {
+	broken := errors.New("netlink: no buffer space available")
+	r := newRig(t, cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.Complete()
+	want, local, routes := way(11, 1450, overlay), r.maps.local, maps.Clone(r.links.routes)
+	if len(routes) != 2 {
+		t.Fatalf("routes %v, want two", routes)
+	}
+	stays := func(when string, warnings int) {
+		t.Helper()
+		r.ways(2, want, want)
+		if r.maps.local != local || !reflect.DeepEqual(r.links.routes, routes) {
+			t.Errorf("%s: local %+v, routes %v; want %+v, %v", when, r.maps.local, r.links.routes, local, routes)
+		}
+		if w := r.Warnings(); len(w) != warnings || warnings > 0 && !strings.Contains(w[0], "no buffer space") {
+			t.Errorf("%s: warnings %q, want %d", when, w, warnings)
+		}
+	}
+	r.links.broken = broken
+	r.reconcile(true)
+	stays("unknown", 1)
+	r.restart(cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.Complete()
+	r.reconcile(true)
+	stays("unknown after a restart", 1)
+	r.links.broken = nil
+	r.reconcile(false)
+	stays("known again", 0)
+	r.links.broken = NoTunnelError{errors.New("port taken by vxlan0")}
+	r.reconcile(true)
+	r.ways(2, nodemap.NextHop{}, nodemap.NextHop{})
+	if r.maps.local.TunnelIfindex != 0 || len(r.links.routes) != 0 {
+		t.Errorf("no device: local %+v, routes %v", r.maps.local, r.links.routes)
+	}
+	// The node had no device either when a process starts that cannot find out.
+	r.links.broken = broken
+	r.restart(cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.ways(2, nodemap.NextHop{}, nodemap.NextHop{})
+	if why := r.why("two"); !strings.Contains(why, "no buffer space") {
+		t.Errorf("why %q, want the error", why)
+	}
+}
+
+// TestNothingIsWrittenWhileTheTunnelIsNotKnown: neither the kernel nor the maps say which device a previous process used.
+func TestNothingIsWrittenWhileTheTunnelIsNotKnown(t *testing.T) {
+	r := newRig(t, cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	want, local := way(11, 1450, overlay), r.maps.local
+	r.links.broken, r.maps.unread = errors.New("netlink: no buffer space available"), errors.New("map not readable")
+	r.restart(cluster.Overlay)
+	r.join(member("two", 2, "192.0.2.2"))
+	r.ways(2, want, want)
+	if r.maps.local != local {
+		t.Errorf("local %+v, want %+v", r.maps.local, local)
+	}
+	r.maps.unread = nil
+	r.reconcile(false)
+	r.ways(2, want, want)
+	if r.maps.local != local {
+		t.Errorf("local %+v once it can be read, want %+v", r.maps.local, local)
 	}
 }
 

@@ -142,7 +142,7 @@ func (f *Router) Check() ([]endpoint.Difference, error) {
 			return nil, err
 		}
 		if first {
-			f.device, f.tunnel = d, d.Index
+			f.device, f.tunnel, f.settled = d, d.Index, true
 		}
 		diffs = append(diffs, ds...)
 	}

@@ -52,28 +52,33 @@ var ErrTaken = errors.New("taken by a device that Sluice did not create")
 // EnsureTunnel implements routing.Links.
 func (u *Underlay) EnsureTunnel(t routing.Tunnel) (endpoint.HostDevice, error) {
 	l, err := u.tunnel()
+	if errors.Is(err, ErrTaken) {
+		return endpoint.HostDevice{}, routing.NoTunnelError{Err: err}
+	}
 	if err == nil && replaced(l, t) {
 		err = u.removeTunnel(l)
 		l = device{}
 	}
-	if err == nil && l.index == 0 {
-		l, err = u.makeTunnel(t)
-	}
 	if err != nil {
 		return endpoint.HostDevice{}, err
+	}
+	if l.index == 0 {
+		if l, err = u.makeTunnel(t); err != nil {
+			return endpoint.HostDevice{}, routing.NoTunnelError{Err: err}
+		}
 	}
 	u.mu.Lock()
 	u.tunnelIndex = l.index
 	u.mu.Unlock()
 	d := endpoint.HostDevice{Name: l.name, Index: l.index}
 	// The programs are attached before the device carries packets.
-	if err := u.attachTunnel(d); err != nil {
-		return endpoint.HostDevice{}, err
+	if err = u.attachTunnel(d); err == nil {
+		err = u.repairTunnel(l, t)
 	}
-	if err := u.repairTunnel(l, t); err != nil {
-		return endpoint.HostDevice{}, err
+	if err != nil && l.flags&unix.IFF_UP == 0 {
+		return endpoint.HostDevice{}, routing.NoTunnelError{Err: err}
 	}
-	return d, u.o.Home.Do(func() error { return u.applySettings(l, tunnelSettings) })
+	return d, errors.Join(err, u.o.Home.Do(func() error { return u.applySettings(l, tunnelSettings) }))
 }
 
 // replaced reports whether an existing device has to be replaced, because it cannot be changed as needed.

@@ -198,6 +198,26 @@ func TestKernelTunnelDeviceIsMadeAgainWithAnotherPortOrAfterItsRemoval(t *testin
 	}
 }
 
+// TestKernelTunnelDeviceThatCannotBeRepairedIsStillUsed: packets use the existing device, and no device that was never
+// set up.
+func TestKernelTunnelDeviceThatCannotBeRepairedIsStillUsed(t *testing.T) {
+	n := newNode(t)
+	d := n.ensure(t)
+	impossible := routing.Tunnel{Port: tunnel.Port, MTU: 1} // less than the kernel allows
+	if have, err := n.EnsureTunnel(impossible); err == nil || have != d {
+		t.Errorf("device %+v, %v; want %+v and an error", have, err, d)
+	}
+	n.ip(t, "link set "+d.Name+" down")
+	have, err := n.EnsureTunnel(impossible)
+	var none routing.NoTunnelError
+	if !errors.As(err, &none) || have != (endpoint.HostDevice{}) {
+		t.Errorf("device %+v, %v while it is down; want none and a NoTunnelError", have, err)
+	}
+	if again := n.ensure(t); again != d {
+		t.Errorf("device %+v, want %+v", again, d)
+	}
+}
+
 // TestKernelTunnelNamesTheDeviceOfOthersInItsWay also tests that the foreign device is left alone.
 func TestKernelTunnelNamesTheDeviceOfOthersInItsWay(t *testing.T) {
 	for name, add := range map[string]string{
@@ -208,8 +228,9 @@ func TestKernelTunnelNamesTheDeviceOfOthersInItsWay(t *testing.T) {
 		n.ip(t, add)
 		before := n.ip(t, "-br link")
 		_, err := n.EnsureTunnel(tunnel)
-		if !errors.Is(err, ErrTaken) {
-			t.Errorf("%s: %v, want %v", name, err, ErrTaken)
+		var none routing.NoTunnelError
+		if !errors.Is(err, ErrTaken) || !errors.As(err, &none) {
+			t.Errorf("%s: %v, want %v as a NoTunnelError", name, err, ErrTaken)
 		}
 		if name == "port" && !strings.Contains(fmt.Sprint(err), "theirs") {
 			t.Errorf("%v, want the name of the device", err)

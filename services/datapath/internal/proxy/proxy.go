@@ -68,7 +68,8 @@ type Options struct {
 	Encode func(Attachment) ([]byte, error)
 	// Users may attach as the proxy.
 	Users []uint32
-	// Return is the time in which the proxy of a previous process has to connect again, until it counts as absent; 0: 1 s.
+	// Return is the time in which the proxy of a previous process has to connect again; 0: 1 s. Then it counts as absent,
+	// unless its heartbeats show that it runs.
 	Return time.Duration
 	Log    *slog.Logger
 }
@@ -81,6 +82,7 @@ type Proxy struct {
 	mu       sync.Mutex // guards the following fields
 	current  *lease     // nil: no proxy is attached
 	returns  bool       // the proxy of a previous process counts as attached, until it connects or its time has passed
+	unknown  error      // why it is not known whether that proxy's device exists; nil: it is known
 	index    uint32     // of the device; 0 before the first attachment
 	failure  error      // why the last proxy that connected was not attached; nil if it was
 	attached uint64     // counts attachments
@@ -156,8 +158,13 @@ func (p *Proxy) Run(ctx context.Context) error {
 		return fmt.Errorf("listen for proxies: %w", err)
 	}
 	defer context.AfterFunc(ctx, func() { l.Close() })()
-	absent := time.AfterFunc(p.o.Return, p.giveUp)
-	defer p.end(absent)
+	giveUp := make(chan struct{})
+	returning, stop := context.WithCancel(ctx)
+	go func() {
+		defer close(giveUp)
+		p.awaitReturn(returning)
+	}()
+	defer func() { stop(); <-giveUp; p.end() }()
 	for {
 		c, err := l.Accept()
 		switch {
@@ -182,8 +189,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 const acceptPause = 100 * time.Millisecond
 
 // end closes the connection, and leaves the state in the kernel.
-func (p *Proxy) end(absent *time.Timer) {
-	absent.Stop()
+func (p *Proxy) end() {
 	p.mu.Lock()
 	p.ending = true
 	if p.current != nil {
@@ -193,35 +199,74 @@ func (p *Proxy) end(absent *time.Timer) {
 	p.leases.Wait()
 }
 
-// adopt prepares the kernel's state of a previous process. If its proxy still has the device, packets go to it until it
-// has had time to connect; otherwise the proxy is absent.
+// adopt prepares the kernel's state of a previous process. If its proxy still has the device, or if that is not known,
+// packets go to it until it has had time to connect; otherwise the proxy is absent.
 func (p *Proxy) adopt() error {
-	index, err := p.o.Device.Adopt()
-	if err != nil {
-		p.o.Log.Error("cannot adopt the TAP device of a running proxy", "proxy", p.o.Kind.String(), log.Err(err))
-	}
-	had, merr := p.o.Maps.Get(p.o.Kind)
-	if merr != nil {
-		return fmt.Errorf("read the state of the %s proxy: %w", p.o.Kind, merr)
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.index = had.Device
-	p.returns = err == nil && had.Attached && index != 0 && index == had.Device
+	had, err := p.o.Maps.Get(p.o.Kind)
+	if err != nil {
+		return fmt.Errorf("read the state of the %s proxy: %w", p.o.Kind, err)
+	}
+	p.index, p.returns = had.Device, had.Attached
+	p.adoptDevice()
 	return p.tell()
 }
 
-// giveUp marks the proxy of a previous process as absent unless it has connected.
-func (p *Proxy) giveUp() {
+// adoptDevice adopts the device of a previous process. A device that does not exist has no proxy. The lock is held.
+func (p *Proxy) adoptDevice() {
+	had := p.unknown
+	index, err := p.o.Device.Adopt()
+	if p.unknown = err; err == nil {
+		p.returns = p.returns && index != 0 && index == p.index
+	} else if had == nil {
+		p.o.Log.Error("cannot adopt the TAP device of a proxy, trying again", "proxy", p.o.Kind.String(), log.Err(err))
+	}
+}
+
+// awaitReturn marks the proxy of a previous process as absent unless it connects in time.
+func (p *Proxy) awaitReturn(ctx context.Context) {
+	tick := time.NewTicker(p.o.Return)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		if p.giveUp() {
+			return
+		}
+	}
+}
+
+// giveUp marks the proxy of a previous process as absent unless it has connected or runs. It returns false if the proxy
+// may still connect.
+func (p *Proxy) giveUp() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.returns || p.ending {
-		return
+		return true
+	}
+	if p.unknown != nil {
+		p.adoptDevice()
+	}
+	if p.returns && p.runs() {
+		return false
 	}
 	p.returns = false
 	if err := p.tell(); err != nil {
+		p.returns = true
 		p.o.Log.Error("cannot mark the proxy as absent in the BPF maps", "proxy", p.o.Kind.String(), log.Err(err))
 	}
+	return !p.returns
+}
+
+// runs reports whether the proxy of a previous process has written a heartbeat recently, or that is not known.
+func (p *Proxy) runs() bool {
+	last, err := p.o.Maps.LastHeartbeat(p.o.Kind)
+	now, cerr := monotonic()
+	return err != nil || cerr != nil || last != 0 && last <= now && now-last < silence
 }
 
 // want returns the state that the programs should have. The lock is held.

@@ -36,6 +36,7 @@ type device struct {
 	index   uint32
 	queue   int
 	adopted uint32
+	unknown error // of Adopt
 	err     error // of Ensure
 	diffs   []endpoint.Difference
 }
@@ -49,7 +50,11 @@ func (d *device) Usable() error {
 	return d.err
 }
 
-func (d *device) Adopt() (uint32, error) { return d.adopted, nil }
+func (d *device) Adopt() (uint32, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.adopted, d.unknown
+}
 
 func (d *device) Ensure() (uint32, int, error) {
 	d.mu.Lock()
@@ -440,6 +445,81 @@ func TestTheProxyOfAPreviousProcessStaysAttachedWhileItReturns(t *testing.T) {
 			w.becomes(proxymap.Proxy{Device: 7})
 		})
 	}
+}
+
+// TestAProxyThatRunsIsNotAbsent: while its heartbeats continue, packets go to its queue, however long it takes to
+// connect.
+func TestAProxyThatRunsIsNotAbsent(t *testing.T) {
+	attached := proxymap.Proxy{Device: 7, Attached: true}
+	w := newWorld(t)
+	w.device.adopted = 7
+	w.maps.put(attached, now(t))
+	w.start()
+	for range 3 {
+		w.giveUp() // its time has passed
+		w.becomes(attached)
+		w.maps.put(attached, now(t))
+	}
+	c := w.dial()
+	w.receive(c)
+	w.becomes(attached)
+	c.Close()
+	w.becomes(proxymap.Proxy{Device: 7})
+
+	w = newWorld(t)
+	w.device.adopted = 7
+	w.maps.put(attached, now(t)-silence)
+	w.start()
+	w.becomes(attached)
+	w.giveUp()
+	w.becomes(proxymap.Proxy{Device: 7})
+}
+
+// TestADeviceThatIsNotKnownKeepsItsProxy: an error at the start does not say that the device is gone. The next attempt
+// decides, and without one a proxy without heartbeats is absent.
+func TestADeviceThatIsNotKnownKeepsItsProxy(t *testing.T) {
+	attached, absent := proxymap.Proxy{Device: 7, Attached: true}, proxymap.Proxy{Device: 7}
+	for name, c := range map[string]struct {
+		then    uint32 // device of the next attempt
+		unknown bool   // the next attempt fails, too
+		runs    bool
+		want    proxymap.Proxy
+	}{
+		"found later, runs":         {then: 7, runs: true, want: attached},
+		"found later, does not run": {then: 7, want: absent},
+		"gone":                      {runs: true, want: absent},
+		"another device":            {then: 8, runs: true, want: absent},
+		"never known, runs":         {unknown: true, runs: true, want: attached},
+		"never known, does not run": {unknown: true, want: absent},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.device.unknown = errors.New("netlink: no buffer space available")
+			w.maps.put(attached, now(t)-silence)
+			if c.runs {
+				w.maps.put(attached, now(t))
+			}
+			w.start()
+			w.becomes(attached)
+			w.device.mu.Lock()
+			w.device.adopted = c.then
+			if !c.unknown {
+				w.device.unknown = nil
+			}
+			w.device.mu.Unlock()
+			w.giveUp()
+			w.becomes(c.want)
+		})
+	}
+}
+
+func now(t *testing.T) time.Duration {
+	t.Helper()
+	now, err := monotonic()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return now
 }
 
 // TestAStateWithoutItsDeviceIsAbsent: the proxy of the previous process ended with it.

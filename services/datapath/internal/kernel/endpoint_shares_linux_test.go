@@ -628,3 +628,20 @@ func TestKernelRepeatedFirstPacketsTakeNoFurtherTranslations(t *testing.T) {
 		})
 	}
 }
+
+// TestKernelShareOfEventsStaysOverAStart: a process that has not counted the endpoints yet leaves the ring divided as
+// the previous process divided it.
+func TestKernelShareOfEventsStaysOverAStart(t *testing.T) {
+	o := testOptions(kerneltest.NewBPFFS(t))
+	k := openKernel(t, o)
+	usual := k.Bounds.Guarantee(bound.Events)
+	k.Bounds.DivideEvents(2)
+	want := k.Bounds.Guarantee(bound.Events)
+	if want <= usual || usual == 0 {
+		t.Fatalf("guarantee %d with two endpoints, %d before the first count", want, usual)
+	}
+	must(t, "Close", k.Close())
+	if got := openKernel(t, o).Bounds.Guarantee(bound.Events); got != want {
+		t.Errorf("guarantee %d after a start, want still %d", got, want)
+	}
+}

@@ -114,12 +114,13 @@ func Open(pm *pin.Maps) *Bounds {
 	b.sizes[Revoked6] = shared(int(pm.Map(bpf.MapsMapSlRevoked6).MaxEntries()))
 	b.sizes[Events] = int(pm.Map(bpf.MapsMapSlEvents).MaxEntries()) / eventBytes
 	for of := range all {
-		if !pm.ValidateOnly && b.sizes[of] > 0 && atomic.LoadUint32(b.word(of, guarantee)) == 0 {
+		switch {
+		case pm.ValidateOnly || b.sizes[of] == 0 || atomic.LoadUint32(b.word(of, guarantee)) != 0:
+		case of == Events:
+			b.DivideEvents(usualPods)
+		default:
 			b.divide(of)
 		}
-	}
-	if !pm.ValidateOnly {
-		b.DivideEvents(usualPods)
 	}
 	return b
 }

@@ -93,15 +93,17 @@ type Beliefs struct {
 	o Options
 
 	mu    sync.Mutex
-	heard time.Duration   // guarded by mu; last contact with the store, by Now; never: none
-	known bool            // guarded by mu; this process or a previous one has an answer of the service
-	limit time.Duration   // guarded by mu
-	began time.Duration   // guarded by mu; start of this process
-	was   map[string]bool // guarded by mu; nodes that were not trusted at the last write
-	stale bool            // guarded by mu; at the last step
-	saved time.Duration   // guarded by mu
-	peers map[string]Peer // guarded by mu; of the last step
-	fails bool            // guarded by mu; the last write of the file failed
+	heard time.Duration // guarded by mu; last contact with the store, by Now; never: none
+	known bool          // guarded by mu; this process or a previous one has an answer of the service
+	limit time.Duration // guarded by mu
+	began time.Duration // guarded by mu; start of this process
+	// earlier: an earlier process of this boot has decided, and the file has its decision.
+	earlier bool            // guarded by mu
+	was     map[string]bool // guarded by mu; nodes that were not trusted at the last write
+	stale   bool            // guarded by mu; at the last step
+	saved   time.Duration   // guarded by mu
+	peers   map[string]Peer // guarded by mu; of the last step
+	fails   bool            // guarded by mu; the last write of the file failed
 }
 
 var schema = durable.Schema{Name: "sluice.datapath.belief", Version: 1}
@@ -137,7 +139,7 @@ func Open(o Options) *Beliefs {
 	case f.BootID != o.BootID:
 		b.heard, b.known, b.limit = never, true, f.Limit
 	default:
-		b.heard, b.known, b.limit = min(f.Heard, now), true, f.Limit
+		b.heard, b.known, b.limit, b.earlier = min(f.Heard, now), true, f.Limit, true
 		for _, name := range f.Doubted {
 			b.was[name] = true
 		}
@@ -173,7 +175,7 @@ func (b *Beliefs) trusts(node string) bool {
 		return true
 	}
 	p := b.peers[node]
-	if !p.Said && b.o.Now()-b.began < settling {
+	if b.earlier && !p.Said && b.o.Now()-b.began < settling {
 		return !b.was[node]
 	}
 	return p.Said && p.Valid && p.Silence >= cutOff

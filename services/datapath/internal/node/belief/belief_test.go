@@ -122,7 +122,8 @@ func TestNodeThatIsCutOffTrustsOnlyNodesThatAreCutOff(t *testing.T) {
 
 // TestRestartsDoNotExtendTrust: the time at which the node last heard from the store is kept across restarts of the
 // process, so restarts do not extend the time for which mappings are trusted. After a reboot, or with a corrupt file,
-// the node counts as cut off. Without a file, as after an upgrade, the time starts now.
+// the node counts as cut off, and no earlier decision covers nodes that have not answered yet. Without a file, as after
+// an upgrade, the time starts now.
 func TestRestartsDoNotExtendTrust(t *testing.T) {
 	m := newMachine(t)
 	m.peers = map[string]Peer{"hears": hears}
@@ -141,9 +142,10 @@ func TestRestartsDoNotExtendTrust(t *testing.T) {
 	m.expect("when it hears", map[string]bool{"hears": true})
 
 	m.boot, m.now, m.err = "boot-2", time.Second, errors.New("away")
+	m.peers["no answer"] = Peer{}
 	m.start()
 	m.pass(5 * time.Second)
-	m.expect("after a reboot", map[string]bool{"hears": false})
+	m.expect("after a reboot", map[string]bool{"hears": false, "no answer": false})
 	if d, known := m.Silence(); !known || d < 1000*time.Hour {
 		t.Errorf("after a reboot Silence returns %s, %t", d, known)
 	}
@@ -152,7 +154,7 @@ func TestRestartsDoNotExtendTrust(t *testing.T) {
 	}
 	m.start()
 	m.pass(5 * time.Second)
-	m.expect("with a corrupt file", map[string]bool{"hears": false})
+	m.expect("with a corrupt file", map[string]bool{"hears": false, "no answer": false})
 	if err := os.Remove(m.path); err != nil {
 		t.Fatal(err)
 	}

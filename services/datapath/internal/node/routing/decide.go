@@ -35,7 +35,8 @@ type peer struct {
 // decision is the result of deciding how packets to a node travel.
 type decision struct {
 	nextHops [2]nodemap.NextHop
-	paths    [2]Path // the paths that the next hops use
+	paths    [2]Path       // the paths that the next hops use
+	asked    [2]netip.Addr // the addresses of the other node to which paths were looked up
 	direct   nodemap.Direct
 	device   string   // why tunnel packets pass the tunnel device although direct paths are configured
 	why      string   // why a family in which the node has ranges has no next hop

@@ -57,6 +57,8 @@ type Path struct {
 	// nothing.
 	Special string
 	Err     error // why there is no path
+	// Unknown: with Err, it is not known whether there is a path.
+	Unknown bool
 }
 
 // Direct reports whether the address is on the link of a single device.

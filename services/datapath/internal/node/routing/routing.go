@@ -266,8 +266,8 @@ func (f *Router) ensure(repair bool) {
 const makeTunnel = "make the tunnel device"
 
 // ensureTunnel makes or repairs the tunnel device. While it is not known whether the node has one, packets continue to
-// use the last device, at first that of a previous process. It returns false if that is not known either. The lock is
-// held.
+// use the last device, at first the device of a previous process. It returns false if that is not known either. The
+// lock is held.
 func (f *Router) ensureTunnel() bool {
 	d, err := f.o.Links.EnsureTunnel(Tunnel{Port: f.o.Port, MTU: f.o.MTU})
 	f.try(makeTunnel, err)
@@ -432,13 +432,48 @@ func (f *Router) decide(some []*peer) bool {
 				paths[i], found = found[0], found[1:]
 			}
 		}
-		d := f.situation.decide(p, paths)
+		d := f.decideWith(p, paths)
 		if d.why != p.why && !(p.why == "" && d.why == "") {
 			f.report(p, d)
 		}
 		p.decision = d
 	}
 	return true
+}
+
+// decideWith decides for a node with the paths to the addresses of asks. While a path is not known, the last one is
+// used; packets then pass the tunnel device, because a direct path must have been compared with the kernel's routes.
+// The lock is held.
+func (f *Router) decideWith(p *peer, paths [2]Path) decision {
+	asks, last := f.asks(p), p.paths
+	// A decision of a previous process is known only by its next hops.
+	adopted := p.nextHops != [2]nodemap.NextHop{} && len(last[0].Hops)+len(last[1].Hops) == 0 &&
+		(f.mode != cluster.Overlay || p.nextHops[0].Ifindex == f.tunnel) && sameNode(f.written[p.Number].Node, f.node(p))
+	unknown := ""
+	for i, path := range paths {
+		switch known := p.asked[i] == asks[i] && len(last[i].Hops) > 0; {
+		case !path.Unknown:
+			continue
+		case known:
+			paths[i] = last[i]
+		case !adopted:
+			continue
+		}
+		unknown = first(unknown, path.Err.Error())
+	}
+	d := f.situation.decide(p, paths)
+	if unknown != "" {
+		if adopted {
+			d = decision{nextHops: p.nextHops}
+		}
+		d.direct, d.device = nodemap.Direct{}, ""
+		if f.shortcut {
+			d.device = "the path is not known"
+		}
+		d.notes = append(d.notes, "the last known path is used: "+unknown)
+	}
+	d.asked = asks
+	return d
 }
 
 func (f *Router) report(p *peer, d decision) {
@@ -587,7 +622,11 @@ func (f *Router) wanted(all []*peer) map[netip.Prefix]Route {
 		if p == nil || number == cluster.NoNumber {
 			continue
 		}
-		if route, ok := f.route(p.decision, r, f.asks(p), f.overlay); ok {
+		route, ok := f.route(p.decision, r, f.asks(p), f.overlay)
+		if ok && len(route.Hops) == 0 { // the path is not known, so the route of a previous process stays
+			route, ok = f.routes[r]
+		}
+		if ok {
 			routes[r] = route
 		}
 	}

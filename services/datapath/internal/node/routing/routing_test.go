@@ -598,7 +598,8 @@ func TestTunnelStaysWhileItIsNotKnown(t *testing.T) {
 	}
 }
 
-// TestNothingIsWrittenWhileTheTunnelIsNotKnown: neither the kernel nor the maps say which device a previous process used.
+// TestNothingIsWrittenWhileTheTunnelIsNotKnown: neither the kernel nor the maps say which device a previous process
+// used.
 func TestNothingIsWrittenWhileTheTunnelIsNotKnown(t *testing.T) {
 	r := newRig(t, cluster.Overlay)
 	r.join(member("two", 2, "192.0.2.2"))
@@ -616,6 +617,81 @@ func TestNothingIsWrittenWhileTheTunnelIsNotKnown(t *testing.T) {
 	if r.maps.local != local {
 		t.Errorf("local %+v once it can be read, want %+v", r.maps.local, local)
 	}
+}
+
+// TestPathStaysWhileItIsNotKnown: an error about the path to one node does not describe the path, so its packets
+// continue to use the last path, also after a restart. They do not bypass the tunnel device.
+func TestPathStaysWhileItIsNotKnown(t *testing.T) {
+	unknown := Path{Err: errors.New("find device 2: no such device"), Unknown: true}
+	none := Path{Err: errors.New("network is unreachable")}
+	for mode, want := range map[cluster.Mode]nodemap.NextHop{
+		cluster.Overlay: way(11, 1400, overlay), cluster.Native: way(2, 1450, hop),
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			m := member("two", 2, "192.0.2.2")
+			m.Mode = mode
+			if mode == cluster.Native {
+				m.TunnelPort = 0
+			}
+			r := newRig(t, mode)
+			r.o.Shortcut, r.shortcut = mode == cluster.Overlay, mode == cluster.Overlay
+			r.o.Monotonic = func() (time.Duration, error) { return time.Hour, nil }
+			r.links.mtu = 1450
+			r.join(m)
+			r.Complete()
+			want6 := nodemap.NextHop{}
+			if mode == cluster.Overlay {
+				want6 = want
+				if r.maps.nodes[2].Direct == (nodemap.Direct{}) {
+					t.Error("no direct path while it is known")
+				}
+			}
+			routes := maps.Clone(r.links.routes)
+			stays := func(when string, warning bool) {
+				t.Helper()
+				r.ways(2, want, want6)
+				if !reflect.DeepEqual(r.links.routes, routes) {
+					t.Errorf("%s: routes %v, want %v", when, r.links.routes, routes)
+				}
+				if d := r.maps.nodes[2].Direct; warning && d != (nodemap.Direct{}) {
+					t.Errorf("%s: direct path %v", when, d)
+				}
+				w := strings.Join(r.Warnings(), "; ")
+				if strings.Contains(w, "two: the last known path is used: find device 2") != warning {
+					t.Errorf("%s: warnings %q", when, w)
+				}
+			}
+			stays("known", false)
+			r.links.paths[addrs("192.0.2.2")[0]] = unknown
+			r.reconcile(false)
+			stays("unknown", true)
+			r.reconcile(true)
+			stays("unknown, tried again", true)
+			r.restart(mode)
+			r.join(m)
+			r.Complete()
+			r.ways(2, want, want6)
+			delete(r.links.paths, addrs("192.0.2.2")[0])
+			r.reconcile(true)
+			stays("known again", false)
+			r.links.paths[addrs("192.0.2.2")[0]] = none
+			r.reconcile(true)
+			r.ways(2, nodemap.NextHop{}, nodemap.NextHop{})
+		})
+	}
+}
+
+// TestUnknownPathToAnotherAddressIsNotTheLastOne: the last path of a node is not used for another address.
+func TestUnknownPathToAnotherAddressIsNotTheLastOne(t *testing.T) {
+	r := newRig(t, cluster.Native)
+	m := member("two", 2, "192.0.2.2")
+	m.Mode, m.TunnelPort = cluster.Native, 0
+	r.join(m)
+	r.ways(2, way(2, 1500, hop), nodemap.NextHop{})
+	m.Addresses = addrs("192.0.2.3")
+	r.links.paths[addrs("192.0.2.3")[0]] = Path{Err: errors.New("no such device"), Unknown: true}
+	r.join(m)
+	r.ways(2, nodemap.NextHop{}, nodemap.NextHop{})
 }
 
 func TestForeignRouteIsAWarning(t *testing.T) {

@@ -61,12 +61,18 @@ func (u *Underlay) Paths(addrs []netip.Addr) ([]routing.Path, error) {
 		for i, a := range some {
 			p, err := u.path(replies[2*i], replies[2*i+1], a, links)
 			if err != nil {
-				p = routing.Path{Err: fmt.Errorf("path to %v: %w", a, err)}
+				p = routing.Path{Err: fmt.Errorf("path to %v: %w", a, err), Unknown: !absent(err)}
 			}
 			paths = append(paths, p)
 		}
 	}
 	return paths, nil
+}
+
+// absent reports whether an error says that there is no path. Any other error says nothing about the path.
+func absent(err error) bool {
+	return slices.ContainsFunc([]error{ErrNoPath, unix.ENETUNREACH, unix.EHOSTUNREACH, unix.EACCES, unix.EINVAL},
+		func(known error) bool { return errors.Is(err, known) })
 }
 
 // getRoute requests the route to an address.

@@ -6,6 +6,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -26,12 +27,14 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/rpc/client"
+	"github.com/sluice-net/sluice/kit/rpc/reasontest"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	storev1 "github.com/sluice-net/sluice/proto/gen/sluice/store/v1"
@@ -40,7 +43,7 @@ import (
 
 func TestMain(m *testing.M) {
 	servicetest.Main(main)
-	leaktest.Main(m)
+	os.Exit(reasontest.Run(func() int { return leaktest.Run(m) }, storev1.ErrorReason_ERROR_REASON_UNSPECIFIED, nil))
 }
 
 // machine is a machine with a member of the store.
@@ -86,7 +89,7 @@ func (m *machine) start(args ...string) *proc {
 		all = append(all, "--address", m.address)
 	}
 	p := servicetest.Start(m.t, m.Command(append(all, args...)...), socket, client.Options{WaitForReady: true})
-	return &proc{StoreServiceClient: storev1.NewStoreServiceClient(p.Conn), Process: p, t: m.t}
+	return &proc{StoreServiceClient: storev1.NewStoreServiceClient(reasontest.Record(p.Conn)), Process: p, t: m.t}
 }
 
 func (p *proc) status() *storev1.GetStatusResponse {
@@ -194,6 +197,19 @@ func enrolWith(t *testing.T, token store.Token, node string) (store.Credentials,
 	return store.Enrol(servicetest.Context(t), token, node, r)
 }
 
+// enrolBy returns a client of the enrolment that sends any request, without a check of the server.
+func enrolBy(t *testing.T, address string) storev1.EnrolServiceClient {
+	t.Helper()
+	c, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+		InsecureSkipVerify: true, //nolint:gosec // the test sends no secret of a real store
+	})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return storev1.NewEnrolServiceClient(c)
+}
+
 // etcdAs returns a client of etcd on the unix socket, whose user the kernel takes for another one.
 func (m *machine) etcdAs(uid int) *clientv3.Client {
 	m.t.Helper()
@@ -257,6 +273,7 @@ const keys = "/sluice/v1/identity"
 
 func (p *proc) reason(err error, want codes.Code, reason storev1.ErrorReason) {
 	p.t.Helper()
+	reasontest.Note(err) // clients of the enrolment have connections of their own
 	if status.Code(err) != want || !rpcerr.Is(err, reason) {
 		p.t.Errorf("%v (%s), want %s %s", err, status.Code(err), want, reason)
 	}
@@ -409,9 +426,17 @@ func TestKernelJoinTokens(t *testing.T) {
 	_, err = enrolWith(t, wrong, "n1")
 	p.reason(err, codes.AlreadyExists, storev1.ErrorReason_ERROR_REASON_NODE_EXISTS)
 	for _, name := range []string{"", "x/y", ".assigned", "a b", "a\x1b[2J", "a\u202eb", strings.Repeat("n", 254)} {
-		if _, err = enrolWith(t, wrong, name); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("the name %q: %v", name, err)
-		}
+		_, err = enrolWith(t, wrong, name)
+		p.reason(err, codes.InvalidArgument, storev1.ErrorReason_ERROR_REASON_INVALID_NAME)
+	}
+	for what, signing := range map[string][]byte{
+		"nothing": nil, "no request": []byte("x"), "too much": make([]byte, 8193),
+	} {
+		_, err := enrolBy(t, wrong.Addresses[0]).Enrol(ctx, &storev1.EnrolRequest{
+			Secret: wrong.Secret, Node: "b", SigningRequest: signing,
+		})
+		t.Logf("%s: %v", what, err)
+		p.reason(err, codes.InvalidArgument, storev1.ErrorReason_ERROR_REASON_INVALID_SIGNING_REQUEST)
 	}
 	if _, err := store.EnrolMember(ctx, wrong, "a", m.address+":23800"); status.Code(err) != codes.Unauthenticated {
 		t.Errorf("a node's token makes a member: %v", err)

@@ -23,6 +23,9 @@ import (
 // answers contains the reasons in the answers of servers in this process.
 var answers sync.Map // rpcerr.Reason -> struct{}
 
+// Note records an answer that a client received on a connection of its own, and returns it.
+func Note(err error) error { return note(err) }
+
 func note(err error) error {
 	if reason, ok := rpcerr.ReasonIn(err); ok {
 		answers.Store(reason, struct{}{})

@@ -77,12 +77,10 @@ type versions struct {
 // replace applies a version, and replaces the pod of Sluice on one node.
 func (v versions) replace(kustomization, node string) {
 	v.Helper()
-	if kustomization == v.earlier {
-		// The earlier version may not have this object.
-		v.kubectl("--namespace=sluice-system", "delete", "deployment", "sluice-status", "--ignore-not-found")
-	}
 	v.kubectl("apply", "--kustomize="+kustomization)
-	v.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "deployment/etcd-dev")
+	for _, what := range []string{"deployment/etcd-dev", "deployment/sluice-status"} {
+		v.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", what)
+	}
 	v.kubectl("--namespace=sluice-system", "delete", "pod", "--selector=app.kubernetes.io/name=sluice",
 		"--field-selector=spec.nodeName="+node)
 	v.eventually("the new pod is ready on "+node, func() error {

@@ -38,6 +38,10 @@ const (
 // ProxySocketName is the name of the socket for proxies in the directory of the sockets of sluice-datapath.
 const ProxySocketName = "proxy.sock"
 
+// ListenersSocketName is the name of the socket in the same directory by which sluice-datapath keeps the listening
+// sockets of sluice-loadbalancer while that restarts.
+const ListenersSocketName = "listeners.sock"
+
 // ErrName is returned for an instance or service name that is not allowed in a path.
 var ErrName = errors.New("invalid name")
 
@@ -112,6 +116,12 @@ func (p Paths) Socket(service string) string {
 // ProxySocket returns the path of the socket on which sluice-datapath hands the queues of TAP devices to proxies.
 func (p Paths) ProxySocket() string {
 	return filepath.Join(p.ServiceRunDir("datapath"), ProxySocketName)
+}
+
+// ListenersSocketBeside returns the path of the socket by which sluice-datapath keeps listening sockets, for a service
+// of the same instance whose gRPC socket has the given path.
+func ListenersSocketBeside(socket string) string {
+	return filepath.Join(filepath.Dir(filepath.Dir(socket)), "datapath", ListenersSocketName)
 }
 
 // MetricsSocket returns the path of the unix socket on which the service serves its metrics over

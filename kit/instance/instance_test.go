@@ -20,13 +20,14 @@ func TestInstanceNameIsPartOfEveryDirectory(t *testing.T) {
 	}
 	p = p.Under("/tmp/x")
 	for got, want := range map[string]string{
-		p.Socket("svc"):          "/tmp/x/run/sluice-blue-2/svc/svc.sock",
-		p.MetricsSocket("svc"):   "/tmp/x/run/sluice-blue-2/svc/metrics.sock",
-		p.ProxySocket():          "/tmp/x/run/sluice-blue-2/datapath/proxy.sock",
-		p.ServiceRunDir("svc"):   "/tmp/x/run/sluice-blue-2/svc",
-		p.ConfigFile("svc"):      "/tmp/x/etc/sluice-blue-2/svc.yaml",
-		p.ServiceStateDir("svc"): "/tmp/x/var/lib/sluice-blue-2/svc",
-		p.BPFDir:                 "/tmp/x/run/sluice-blue-2/bpf",
+		p.Socket("svc"):                        "/tmp/x/run/sluice-blue-2/svc/svc.sock",
+		p.MetricsSocket("svc"):                 "/tmp/x/run/sluice-blue-2/svc/metrics.sock",
+		p.ProxySocket():                        "/tmp/x/run/sluice-blue-2/datapath/proxy.sock",
+		p.ServiceRunDir("svc"):                 "/tmp/x/run/sluice-blue-2/svc",
+		p.ConfigFile("svc"):                    "/tmp/x/etc/sluice-blue-2/svc.yaml",
+		p.ServiceStateDir("svc"):               "/tmp/x/var/lib/sluice-blue-2/svc",
+		p.BPFDir:                               "/tmp/x/run/sluice-blue-2/bpf",
+		ListenersSocketBeside(p.Socket("svc")): "/tmp/x/run/sluice-blue-2/datapath/listeners.sock",
 	} {
 		if got != want {
 			t.Errorf("got %s, want %s", got, want)

@@ -226,6 +226,12 @@ var All = []Bound{
 		Shown:   "answers of the port", Tests: []string{"TestSilentConnectionsKeepNoLoadBalancerOut"},
 	},
 	{
+		Name: "listening sockets that the datapath keeps over a restart of sluice-loadbalancer", Process: datapath,
+		Default: "1,024", Divided: Undivided,
+		Beyond: "connections to further health check ports are refused during the restart",
+		Shown:  "log of sluice-loadbalancer",
+	},
+	{
 		Name: "source ranges of load balancers", Process: datapath, Default: "16,384 of each family", Divided: ByTenant,
 		Beyond: "load balancer addresses of the newest Services refuse connections",
 		Shown:  "`service get`, `sluice status`",

@@ -272,7 +272,8 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 		numbers: filepath.Join(cfg.StateDir, "nodes.json"),
 		phase:   p.Phase,
 		hearing: called.cluster, beliefs: filepath.Join(cfg.StateDir, "belief.json"),
-		proxies: func() (net.Listener, error) { return listenForProxies(p) },
+		proxies:   func() (net.Listener, error) { return listenBeside(p, instance.ProxySocketName) },
+		listeners: func() (net.Listener, error) { return listenBeside(p, instance.ListenersSocketName) },
 	}
 	var err error
 	if a.bootID, err = durable.BootID(); err != nil {
@@ -307,14 +308,14 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 	return records, a, nil
 }
 
-// listenForProxies opens the socket for proxies in the directory of the process's own socket, for the same group.
-func listenForProxies(p *process.Process) (net.Listener, error) {
+// listenBeside opens a socket for messages in the directory of the process's own socket, for the same group.
+func listenBeside(p *process.Process, name string) (net.Listener, error) {
 	o := rpc.ListenOptions{Packets: true}
 	if group := p.Config.Socket.Group; group >= 0 {
 		gid := uint32(group) //nolint:gosec // checked with the configuration
 		o.GID = &gid
 	}
-	return rpc.Listen(filepath.Join(filepath.Dir(p.Config.Socket.Path), instance.ProxySocketName), o)
+	return rpc.Listen(filepath.Join(filepath.Dir(p.Config.Socket.Path), name), o)
 }
 
 func openRecords(cfg Config, bootID string, logger *slog.Logger) (*record.Store, error) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/instance"
+	"github.com/sluice-net/sluice/kit/listeners"
 	"github.com/sluice-net/sluice/kit/work"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -70,7 +71,10 @@ type around struct {
 	frontendState frontendstream.Memory  // nil: the state is not kept
 
 	proxies func() (net.Listener, error) // opens the socket for proxies; nil: none can attach
-	tun     string                       // device node of TAP devices; "": the machine's
+	// listeners opens the socket by which sluice-loadbalancer keeps its listening sockets over a restart; nil: it does
+	// not.
+	listeners func() (net.Listener, error)
+	tun       string // device node of TAP devices; "": the machine's
 
 	phase    func(name string, f func() error) error // runs and reports a step of the start; nil: just calls it
 	patience time.Duration                           // how long a creation waits for its tables; 0: 10 s
@@ -181,6 +185,11 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 	if d.Proxy != nil {
 		d.subjects = append(d.subjects, d.Proxy)
 	}
+	if a.listeners != nil && d.Services != nil {
+		d.subjects = append(d.subjects, keptListeners{listeners.NewStore(listeners.StoreOptions{
+			Listen: a.listeners, Users: []uint32{0, instance.LoadBalancerID}, Log: a.log,
+		})})
+	}
 	d.subjects = append(d.subjects, d.Node, d.Observation, connections{d.Collector, d.Kernel})
 	return d, nil
 }
@@ -197,6 +206,16 @@ func (c connections) Tasks() []work.Task {
 
 func (connections) Awaits() []work.Await { return nil }
 func (connections) Warnings() []string   { return nil }
+
+// keptListeners are the listening sockets of sluice-loadbalancer, which survive its restart.
+type keptListeners struct{ *listeners.Store }
+
+func (k keptListeners) Tasks() []work.Task {
+	return []work.Task{{Name: "listeners", Run: k.Run}}
+}
+
+func (keptListeners) Awaits() []work.Await { return nil }
+func (keptListeners) Warnings() []string   { return nil }
 
 // Close releases all resources of the process and leaves the kernel state unchanged.
 func (d *datapath) Close() error {

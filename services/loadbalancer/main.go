@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/burst"
 	"github.com/sluice-net/sluice/kit/desired/directory"
 	"github.com/sluice-net/sluice/kit/desired/managed"
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
@@ -82,7 +83,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		p.LogLevel, p.Log)
 	var ports *healthport.Ports
 	if cfg.HealthChecks.Address != healthChecksOff {
-		ports = healthport.New(o.Reader(), cfg.HealthChecks.Address, filepath.Join(cfg.StateDir, "health-checks.json"), p.Log)
+		ports = healthport.New(o.Reader(), healthport.Options{
+			Address: cfg.HealthChecks.Address, Path: filepath.Join(cfg.StateDir, "health-checks.json"),
+			Store: instance.ListenersSocketBeside(p.Config.Socket.Path), Log: p.Log,
+		})
 		service.HealthPorts = ports.Open
 	}
 	srv, err := p.NewServer(rpc.Options{Register: service.Register, Methods: server.Methods()})

@@ -82,11 +82,13 @@ func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 	)
 	machine := []string{"/etc/cni/net.d", "/opt/cni/bin", "/run Bidirectional", "/var/lib", "/var/log"}
 	want := map[string][]string{
-		"sluice/install":      {"/dev/net", "/opt/cni/bin", "/run/sluice Bidirectional", "/var/lib/sluice"},
-		"sluice/identity":     {"/run/sluice/identity", "/var/lib/sluice/identity", api},
-		"sluice/ipam":         {identity, "/run/sluice/ipam", "/var/lib/sluice/ipam", api},
-		"sluice/policy":       {identity, "/run/sluice/policy", "/var/lib/sluice ro", "/var/lib/sluice/policy", api},
-		"sluice/loadbalancer": {"/run/sluice/loadbalancer", "/var/lib/sluice/loadbalancer", api},
+		"sluice/install":  {"/dev/net", "/opt/cni/bin", "/run/sluice Bidirectional", "/var/lib/sluice"},
+		"sluice/identity": {"/run/sluice/identity", "/var/lib/sluice/identity", api},
+		"sluice/ipam":     {identity, "/run/sluice/ipam", "/var/lib/sluice/ipam", api},
+		"sluice/policy":   {identity, "/run/sluice/policy", "/var/lib/sluice ro", "/var/lib/sluice/policy", api},
+		"sluice/loadbalancer": {
+			"/run/sluice/datapath ro", "/run/sluice/loadbalancer", "/var/lib/sluice/loadbalancer", api,
+		},
 		"sluice/datapath": {
 			"/dev/net ro", "/host/proc/sys/net of /proc/sys/net", "/host/sys/fs/cgroup of /sys/fs/cgroup ro",
 			"/run/netns ro HostToContainer", "/run/sluice HostToContainer", "/var/lib/sluice/cni", "/var/lib/sluice/datapath",

@@ -6,6 +6,8 @@
 //
 // A port answers 200 while the node has a ready endpoint of the service that the datapath has enforced, and otherwise
 // 503. While the datapath or this process restarts, the answer stays the same, because the kernel continues to forward.
+// The datapath keeps the listeners open while this process restarts: connections wait, and the next process answers
+// them.
 package healthport
 
 import (
@@ -23,6 +25,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-net/sluice/kit/listeners"
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/owner"
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
@@ -42,6 +45,8 @@ const (
 	retry = 5 * time.Second
 	// timeout is the maximum duration of a request; answers are short.
 	timeout = 5 * time.Second
+	// ending is the time limit for open requests when the process ends.
+	ending = time.Second
 	// maxConns is the maximum number of concurrent connections of a port.
 	maxConns = 64
 )
@@ -57,13 +62,21 @@ type Ports struct {
 	retry    time.Duration     // pause between attempts
 	failed   map[uint16]string // reported problems of ports that are not open
 	count    atomic.Int64
+
+	store   string // path of the store's socket; "": listeners are not kept
+	client  *listeners.Client
+	kept    map[uint16]*net.TCPListener // of the previous process, until a service with the port is known
+	adopted time.Time                   // time of the last connection to the store
+
+	unclaimed time.Duration // how long kept listeners stay open
 }
 
 // port is one open port.
 type port struct {
-	server *http.Server
-	done   chan struct{}
-	state  atomic.Pointer[state]
+	listener *net.TCPListener
+	server   *http.Server
+	done     chan struct{}
+	state    atomic.Pointer[state]
 }
 
 // state determines the answer of a port.
@@ -73,16 +86,24 @@ type state struct {
 	led   bool // the datapath has enforced one of them
 }
 
-// New returns ports that listen on an address of this machine, or on all addresses if address is empty. The file at
-// path keeps their answers across a restart; if path is empty, they are not kept.
-func New(services Services, address, path string, l *slog.Logger) *Ports {
-	m, err := openMemory(path)
+// Options are the options of Ports.
+type Options struct {
+	Address string // of this machine, on which the ports listen; "": all addresses
+	Path    string // file that keeps the answers across a restart; "": none
+	Store   string // socket of the store that keeps the listeners across a restart; "": none
+	Log     *slog.Logger
+}
+
+// New returns ports, which Run opens.
+func New(services Services, o Options) *Ports {
+	m, err := openMemory(o.Path)
 	if err != nil {
-		l.Warn("health check ports answer 503 until the datapath has subscribed", log.Err(err))
+		o.Log.Warn("health check ports answer 503 until the datapath has subscribed", log.Err(err))
 	}
 	return &Ports{
-		services: services, address: address, log: l, memory: m, open: make(map[uint16]*port),
-		failed: make(map[uint16]string), retry: retry,
+		services: services, address: o.Address, log: o.Log, memory: m, open: make(map[uint16]*port),
+		failed: make(map[uint16]string), retry: retry, store: o.Store, kept: make(map[uint16]*net.TCPListener),
+		unclaimed: unclaimed,
 	}
 }
 
@@ -91,17 +112,39 @@ func (p *Ports) Open() int { return int(p.count.Load()) }
 
 // Run serves the ports until the context ends.
 func (p *Ports) Run(ctx context.Context) error {
-	defer func() {
-		for n := range p.open {
-			p.close(n)
+	ctx, cancel := context.WithCancel(ctx)
+	stores, connecting := make(chan connected), make(chan struct{})
+	go func() {
+		defer close(connecting)
+		if p.store != "" {
+			p.connect(ctx, stores)
 		}
 	}()
-	timer := time.NewTimer(0)
+	defer func() {
+		cancel()
+		<-connecting
+		p.end()
+	}()
+	if p.store != "" {
+		select {
+		case c := <-stores:
+			p.adopt(c)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	timer, claims := time.NewTimer(0), time.NewTicker(p.unclaimed/4)
 	defer timer.Stop()
+	defer claims.Stop()
 	for {
 		select {
 		case <-p.services.LocalsChanged():
 		case <-timer.C:
+		case c := <-stores:
+			p.adopt(c)
+		case <-claims.C:
+			p.expire()
+			continue
 		case <-ctx.Done():
 			return nil
 		}
@@ -191,11 +234,16 @@ func (p *Ports) report(ctx context.Context, problems map[uint16]error) error {
 }
 
 func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(p.address, strconv.Itoa(int(n))))
-	if err != nil {
-		return nil, err
+	l := p.claim(n)
+	if l == nil {
+		own, err := (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(p.address, strconv.Itoa(int(n))))
+		if err != nil {
+			return nil, err
+		}
+		l = own.(*net.TCPListener) //nolint:forcetypeassert // the network says so
+		p.keep(n, l)
 	}
-	at := &port{done: make(chan struct{})}
+	at := &port{listener: l, done: make(chan struct{})}
 	at.state.Store(&state{})
 	at.server = &http.Server{
 		Handler: http.HandlerFunc(at.answer), MaxHeaderBytes: 8 << 10,
@@ -205,19 +253,48 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 	go func() {
 		defer close(at.done)
 		err := at.server.Serve(&bounded{Listener: l})
-		if !errors.Is(err, http.ErrServerClosed) {
+		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			p.log.Error("health check port stopped unexpectedly", "port", n, log.Err(err))
 		}
 	}()
 	return at, nil
 }
 
+// close closes a port whose service has gone.
 func (p *Ports) close(n uint16) {
 	at := p.open[n]
 	delete(p.open, n)
 	p.count.Store(int64(len(p.open)))
+	p.drop(n, at.listener)
 	at.server.Close() //nolint:errcheck // its error does not matter
 	<-at.done
+}
+
+// end stops all ports at the end of the process. Requests that were accepted are answered. The store keeps the
+// listeners, and later connections wait for the next process.
+func (p *Ports) end() {
+	ctx, cancel := context.WithTimeout(context.Background(), ending)
+	defer cancel()
+	var ends sync.WaitGroup
+	for _, at := range p.open {
+		ends.Go(func() {
+			p.closeCopy(at.listener)
+			<-at.done // each accepted connection is known to the server
+			if at.server.Shutdown(ctx) != nil {
+				at.server.Close() //nolint:errcheck // its error does not matter
+			}
+		})
+	}
+	ends.Wait()
+	clear(p.open)
+	p.count.Store(0)
+	last := connected{client: p.client}
+	for _, l := range p.kept {
+		last.kept = append(last.kept, l)
+	}
+	p.disconnect(last)
+	clear(p.kept)
+	p.client = nil
 }
 
 // answer uses kube-proxy's format, which load balancers can parse.

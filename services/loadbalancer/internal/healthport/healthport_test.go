@@ -85,7 +85,7 @@ func run(t *testing.T) (*services, *Ports) {
 func runWith(t *testing.T, path string) (*services, *Ports, func()) {
 	t.Helper()
 	s := &services{changed: make(chan struct{}), problems: make(map[string]error)}
-	p := New(s, "127.0.0.1", path, log.Discard())
+	p := New(s, Options{Address: "127.0.0.1", Path: path, Log: log.Discard()})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- p.Run(ctx) }()

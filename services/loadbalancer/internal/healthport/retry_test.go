@@ -43,7 +43,7 @@ func TestTakenPortIsTriedAgainWithoutAChange(t *testing.T) {
 	}
 	defer other.Close()
 	s := &counting{services: &services{changed: make(chan struct{}), problems: make(map[string]error)}}
-	p := New(s, "127.0.0.1", "", log.Discard())
+	p := New(s, Options{Address: "127.0.0.1", Log: log.Discard()})
 	p.retry = 10 * time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -629,8 +629,7 @@ struct sl_revoked {
 	/* SL_CT_ORIG_LO, SL_CT_UNORIENTED, SL_CT_VIA_STACK; upper half: the endpoint that the
 	 * record is charged to, 0: none
 	 */
-	__u32 flags SL_BITS(
-		"begun-by-lo@0 via-stack@5 unoriented@11 endpoint@16:16=endpoint");
+	__u32 flags SL_BITS("begun-by-lo@0 via-stack@5 unoriented@11 endpoint@16:16=endpoint");
 };
 _Static_assert(sizeof(struct sl_revoked) == 8, "one word");
 

@@ -61,8 +61,9 @@ static __noinline bool store_way_back(struct sl_packet *p)
 /*
  * Stores a copy of the return translation, with the same key, in sl_pod_answers4 or
  * sl_pod_answers6. If the translation is lost and the pod's server is the next to send,
- * find_service uses the copy. It counts against the pod's share; without it, the hairpin works until the map evicts the
- * translation. Called once a second, because nothing else would renew the copy.
+ * find_service uses the copy. It counts against the pod's share; without it, the hairpin works
+ * until the map evicts the translation. Called once a second, because nothing else would renew the
+ * copy.
  */
 static __noinline void keep_way_back(struct sl_packet *p)
 {

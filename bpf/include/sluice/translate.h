@@ -128,7 +128,7 @@ static __always_inline struct sl_xl *find_answer(bool of_pod, __u8 family, __u8 
 static __always_inline struct sl_xl *find_claimed(__u8 family, __u16 port)
 {
 	return may_have_port(SL_COUNT_CLAIMED, port) ? find_answer(false, family, SL_XL_CLAIMED)
-						    : NULL;
+						     : NULL;
 }
 
 /* Returns 0 if the record existed. */

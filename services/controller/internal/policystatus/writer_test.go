@@ -42,7 +42,7 @@ func (*same) Apply(context.Context, watch.Changes[evaluation.Key, evaluation.Obj
 }
 func (*same) Complete(context.Context, map[evaluation.Key]struct{}) error { return nil }
 func (*same) Failed(context.Context, error) error                         { return nil }
-func (*same) Run(ctx context.Context, _ evaluation.Sink) error { <-ctx.Done(); return nil }
+func (*same) Run(ctx context.Context, _ evaluation.Sink) error            { <-ctx.Done(); return nil }
 
 func (*same) Tenant(namespace string) shares.Tenant          { return shares.Namespace(namespace) }
 func (*same) Held(context.Context) ([]evaluation.Key, error) { return nil, nil }

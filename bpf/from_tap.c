@@ -2,9 +2,10 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * Packets from a proxy. Runs at the ingress hook of the proxy's TAP device. The proxy is not
- * trusted: it may only send packets of connections that are redirected to it. The current policy
- * applies to them. The Ethernet addresses that it writes have no meaning.
+ * Packets from a proxy. Runs at the ingress hooks of the proxy's TAP device, and of the device
+ * whose other end is in the proxy namespace. The proxy is not trusted: it may only send packets of
+ * connections that are redirected to it. The current policy applies to them. The Ethernet addresses
+ * that it writes have no meaning.
  */
 
 #define SL_PROGRAM SL_PROGRAM_FROM_TAP
@@ -44,7 +45,7 @@ static __always_inline enum sl_reason find_redirected(struct sl_packet *p)
 	struct sl_ct *ct;
 	__u64 where;
 
-	if (p->proto != SL_UDP || follow_fragments(p))
+	if ((p->proto != SL_UDP && p->proto != SL_TCP) || follow_fragments(p))
 		return SL_REASON_PROXY_FORGED;
 	ct = find_known(p);
 	if (!ct || !(READ_ONCE(ct->flags) & SL_CT_PROXY))
@@ -79,6 +80,16 @@ static __always_inline enum sl_reason send_as_pod(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
+/* Whether the packet or its segments are larger than the device of the pod takes. */
+static __always_inline bool is_too_large(struct __sk_buff *skb, const struct sl_endpoint *dst)
+{
+	__u32 len = 0;
+
+	if (skb->len - ETH_HLEN <= dst->mtu)
+		return false;
+	return !skb->gso_size || bpf_check_mtu(skb, dst->ifindex, &len, 0, BPF_MTU_CHK_SEGS);
+}
+
 /*
  * Delivers an answer from elsewhere. Its hop limit stays: the stack may have lowered it before the
  * proxy got the packet.
@@ -97,7 +108,7 @@ static __always_inline enum sl_reason deliver_answer(struct __sk_buff *skb, stru
 	/* Only a packet of the proxy itself can be too big. If no rule redirects the connection
 	 * now, the proxy has no part in it.
 	 */
-	if (!dst || !p->egress.redirects || skb->len - ETH_HLEN > dst->mtu)
+	if (!dst || !p->egress.redirects || is_too_large(skb, dst))
 		return SL_REASON_PROXY_FORGED;
 	if (needs_rewrite(p) && rewrite_for_pod(skb, p))
 		return SL_REASON_REWRITE_FAILED;

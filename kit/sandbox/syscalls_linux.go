@@ -33,6 +33,9 @@ type Calls struct {
 	// Enter allows setns into network namespaces, and the ioctl that returns the type of a
 	// namespace.
 	Enter bool
+	// Namespace allows to make network namespaces, and TCP sockets, which are meant for them. The sockets must be opened
+	// like those of Datagram.
+	Namespace bool
 	// TAP allows the ioctl that makes an open /dev/net/tun a queue of a TUN or TAP device.
 	TAP bool
 	// Names lists calls that are allowed with any arguments.
@@ -88,14 +91,18 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		}
 		return call
 	}
-	// internet returns an entry that refuses a call for internet sockets unless its argument n has the given value.
-	internet := func(name string, n uint32, than uint64) seccomp.NameWithConditions {
-		return seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{
-			arg(0, seccomp.NotEqual, unix.AF_UNIX), arg(0, seccomp.NotEqual, unix.AF_NETLINK), arg(n, seccomp.NotEqual, than),
+	// internet returns an entry that refuses a call for internet sockets if argument n is none of the values.
+	internet := func(name string, n uint32, than ...uint64) seccomp.NameWithConditions {
+		call := seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{
+			arg(0, seccomp.NotEqual, unix.AF_UNIX), arg(0, seccomp.NotEqual, unix.AF_NETLINK),
 		}}
+		for _, value := range than {
+			call.Conditions = append(call.Conditions, arg(n, seccomp.NotEqual, value))
+		}
+		return call
 	}
 	families := []uint64{unix.AF_UNIX}
-	if c.Inet || c.Datagram {
+	if c.Inet || c.Datagram || c.Namespace {
 		families = append(families, unix.AF_INET, unix.AF_INET6)
 	}
 	if c.Netlink {
@@ -115,8 +122,18 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		other("socket", 0, families...),
 		other("socketpair", 0, unix.AF_UNIX),
 	}
-	if c.Datagram && !c.Inet {
-		calls = append(calls, internet("socket", 1, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK), internet("socket", 2, 0))
+	if (c.Datagram || c.Namespace) && !c.Inet {
+		var types []uint64
+		if c.Datagram {
+			types = append(types, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		}
+		if c.Namespace {
+			types = append(types, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		}
+		calls = append(calls, internet("socket", 1, types...), internet("socket", 2, 0))
+	}
+	if c.Namespace {
+		calls = append(calls, other("unshare", 0, unix.CLONE_NEWNET))
 	}
 	var requests []uint64 // of ioctl
 	if c.Enter {

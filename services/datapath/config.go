@@ -376,7 +376,9 @@ func (c *Config) Validate() error {
 
 // Calls implements process.Caller.
 func (c *Config) Calls() sandbox.Calls {
-	return sandbox.Calls{Netlink: true, Datagram: c.Routing.probes(), Enter: true, TAP: true, Names: []string{"bpf"}}
+	return sandbox.Calls{
+		Netlink: true, Datagram: c.Routing.probes(), Enter: true, TAP: true, Namespace: true, Names: []string{"bpf"},
+	}
 }
 
 // files returns the paths that the process opens after its start. Opening a network namespace counts as access to the

@@ -39,6 +39,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/learned"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/proxy"
+	"github.com/sluice-net/sluice/services/datapath/internal/proxy/proxyns"
 	"github.com/sluice-net/sluice/services/datapath/internal/proxy/tap"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 	services "github.com/sluice-net/sluice/services/datapath/internal/service"
@@ -266,9 +267,19 @@ func (d *datapath) openProxy(cfg Config, a around) error {
 		return fmt.Errorf("open the heartbeats of proxies: %w", err)
 	}
 	d.closers = append(d.closers, heartbeats.Close)
+	space, err := proxyns.Open(proxyns.Options{
+		Home: d.Home, Instance: a.instance, Kind: policytable.ProxyDNS, ProcSysNet: cfg.ProcSysNet,
+		Programs: func() []*program.Program { return d.Kernel.Programs.On(program.Taps) },
+		Inside:   func() []*program.Program { return d.Kernel.Programs.On(program.ProxyNamespaces) },
+	})
+	if err != nil {
+		return err
+	}
+	d.closers = append(d.closers, func() error { space.Close(); return nil })
 	d.Proxy = proxy.Open(proxy.Options{
 		Kind: policytable.ProxyDNS, Device: device, Maps: d.Kernel.Proxies, Heartbeats: heartbeats.FD(),
 		Listen: a.proxies, Encode: server.ProxyAttachment, Users: []uint32{0, instance.DNSID}, Log: a.log,
+		Namespace: space, Decode: server.ProxyRequest, EncodeReply: server.ProxyReply,
 	})
 	return nil
 }
@@ -418,7 +429,12 @@ func uninstallNode(name string, cidrs []netip.Prefix) error {
 		return err
 	}
 	defer device.Close()
-	err = errors.Join(device.Remove(), others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
+	space, err := proxyns.Open(proxyns.Options{Home: home, Instance: name, Kind: policytable.ProxyDNS})
+	if err != nil {
+		return err
+	}
+	defer space.Close()
+	err = errors.Join(device.Remove(), space.Remove(), others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
 	// The firewall is removed last: until then it drops packets from devices without programs.
 	return errors.Join(err, firewall.New(home, name, nil, firewall.Marks{}).Remove())
 }

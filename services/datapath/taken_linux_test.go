@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/process"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
 	"github.com/sluice-net/sluice/services/datapath/internal/proxy/tap"
 )
@@ -100,6 +101,7 @@ func misdeeds(dir string, cfg Config) map[string]func() error {
 		"use the kernel's keys":               raw(unix.SYS_KEYCTL),
 		"open a packet socket":                func() error { return openSocket(unix.AF_PACKET) },
 		"open a TCP socket":                   func() error { return openInternet(unix.SOCK_STREAM, 0) },
+		"make a network namespace":            newNamespace,
 		"open a socket for ping":              func() error { return openInternet(unix.SOCK_DGRAM, unix.IPPROTO_ICMP) },
 		"open a raw internet socket":          func() error { return openSocket(unix.AF_INET) },
 		"send and receive UDP packets":        func() error { return talkUDP(cfg) },
@@ -117,6 +119,14 @@ func misdeeds(dir string, cfg Config) map[string]func() error {
 		"call the other services":                  func() error { c, err := net.Dial("unix", cfg.Services.IPAM); return errors.Join(err, c.Close()) },
 		"load eBPF that reads the kernel's memory": loadTracing,
 	}
+}
+
+func newNamespace() error {
+	n, err := netns.New()
+	if err == nil {
+		err = n.Close()
+	}
+	return err
 }
 
 func openSocket(family int) error {

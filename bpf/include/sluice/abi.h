@@ -413,6 +413,9 @@ _Static_assert(sizeof(struct sl_rule) == 8, "one word");
 #define SL_PROXY_DNS 1
 #define SL_MAX_PROXIES 8
 
+/* Index of sl_proxy for the proxy namespace, to which the DNS proxy's TCP connections go. */
+#define SL_PROXY_DNS_TCP 5
+
 /* sl_proxy.state */
 #define SL_PROXY_AWAY 0
 #define SL_PROXY_ATTACHED 1
@@ -423,7 +426,7 @@ _Static_assert(sizeof(struct sl_rule) == 8, "one word");
  * of the kind was ever attached.
  */
 struct sl_proxy {
-	__u32 device; /* the TAP device */
+	__u32 device; /* the TAP device, or the node's end of the proxy namespace's device */
 	__u32 state SL_AS("away|attached"); /* SL_PROXY_... */
 	__u64 window SL_AS("hidden"); /* heartbeat at which the window began */
 	__u32 given SL_AS("hidden"); /* packets in this window */
@@ -749,6 +752,12 @@ struct sl_side {
 };
 _Static_assert(sizeof(struct sl_side) == 12, "part of an event");
 
+/* sl_question.may_redirect: whether and how the packet can be given to a proxy */
+#define SL_REDIRECT_NOT 0
+#define SL_REDIRECT_DATAGRAM 1
+#define SL_REDIRECT_BEGIN 2 /* the first segment of a TCP connection */
+#define SL_REDIRECT_SEGMENT 3
+
 /* Input for the evaluation of a table: the properties of the connection. */
 struct sl_question {
 	__u8 addr[16]; /* of the peer; IPv4: the first four bytes */
@@ -758,7 +767,7 @@ struct sl_question {
 	__u8 family;
 	__u8 direction; /* enum sl_direction */
 	__u8 flags; /* SL_EP_... of the endpoint that the table belongs to */
-	__u8 may_redirect; /* 1: packets of the connection can be given to a proxy */
+	__u8 may_redirect; /* SL_REDIRECT_... */
 	__u8 pad[2];
 };
 _Static_assert(sizeof(struct sl_question) == 32, "half a cache line");

@@ -116,7 +116,7 @@ static __always_inline bool is_delivered(struct __sk_buff *skb)
 	if (skb->mark != mark_evaluated(skb->ifindex))
 		return false;
 	return entered_by(skb) != SL_SLOT_NONE || is_tunnel(skb->ingress_ifindex) ||
-	       is_tap(skb->ingress_ifindex);
+	       is_of_proxy(skb->ingress_ifindex);
 }
 
 /* Delivers to the local pod dst, or to the stack if the stack has to see the packet. */

@@ -60,6 +60,18 @@ static __always_inline __u32 point_of(const struct sl_packet *p)
 	return (__u32)p->proto << 16 | port;
 }
 
+/* How the packet can be given to a proxy: SL_REDIRECT_... */
+static __always_inline __u8 redirection_of(const struct sl_packet *p)
+{
+	if (p->proto == SL_UDP)
+		return SL_REDIRECT_DATAGRAM;
+	if (p->proto != SL_TCP)
+		return SL_REDIRECT_NOT;
+	if (!p->fragment && (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) == SL_TCP_SYN)
+		return SL_REDIRECT_BEGIN;
+	return SL_REDIRECT_SEGMENT;
+}
+
 /* Evaluates one side of the connection, if its end is local. */
 static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_direction direction)
 {
@@ -87,7 +99,8 @@ static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_dire
 	q->family = p->family;
 	q->direction = direction;
 	q->flags = READ_ONCE(e->flags);
-	q->may_redirect = egress && slot != SL_SLOT_HOST && p->proto == SL_UDP;
+	if (egress && slot != SL_SLOT_HOST)
+		q->may_redirect = redirection_of(p);
 	if (from_source)
 		__builtin_memcpy(q->addr, p->dst, sizeof(q->addr));
 	else

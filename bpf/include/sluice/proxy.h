@@ -10,6 +10,12 @@
  * heartbeat proves less: a process that gets little CPU time misses it. It only counts where
  * packets may pass without the proxy; elsewhere packets wait in the queue.
  *
+ * TCP segments go to the sockets of the proxy namespace. They end connections, and the heartbeat
+ * does not count for them: a connection must not change between the proxy and its server. If the
+ * lease has ended, connections wait in the backlog for some seconds; then the datapath marks the
+ * namespace as away, and new connections are dropped. Segments still enter it, so that its stack
+ * resets the connections that the proxy has left.
+ *
  * One half of the queue's share of a window is common. Of the other half, each of the n endpoints
  * that sent in this window or in the last one is guaranteed 1/n. A window ends with a heartbeat
  * instead of a time: while the proxy is stopped, its queue does not fill up.
@@ -48,12 +54,40 @@ static __always_inline __u64 last_beat(__u32 kind)
 	return beat ? READ_ONCE(*beat) : 0;
 }
 
-/* Whether the device is the TAP device of a proxy. */
-static __always_inline bool is_tap(__u32 ifindex)
+static __always_inline bool is_device_of(__u32 ifindex, __u32 kind)
 {
-	struct sl_proxy *proxy = proxy_of(SL_PROXY_DNS);
+	struct sl_proxy *proxy = proxy_of(kind);
 
 	return proxy && ifindex && (__u32)proxy_word(proxy) == ifindex;
+}
+
+/* Whether packets of a proxy arrive by the device. */
+static __always_inline bool is_of_proxy(__u32 ifindex)
+{
+	return is_device_of(ifindex, SL_PROXY_DNS) || is_device_of(ifindex, SL_PROXY_DNS_TCP);
+}
+
+/* Applies a rule that redirects to a TCP segment. */
+static __always_inline enum sl_reason redirect_segment(const struct sl_question *q, bool passes,
+						       struct sl_side *side)
+{
+	struct sl_proxy *proxy = proxy_of(SL_PROXY_DNS_TCP);
+	__u64 word;
+
+	if (!proxy)
+		return SL_REASON_NO_PROXY;
+	word = proxy_word(proxy);
+	if (passes && !is_attached(word)) {
+		side->redirects = SL_REDIRECTS_NOT_NOW;
+		side->action = SL_ACTION_ALLOW;
+		return SL_CONTINUE;
+	}
+	if (!(__u32)word)
+		return SL_REASON_NO_PROXY;
+	if (!is_attached(word) && q->may_redirect == SL_REDIRECT_BEGIN)
+		return SL_REASON_PROXY_AWAY;
+	side->redirects = SL_REDIRECTS_TO_PROXY;
+	return SL_CONTINUE;
 }
 
 /* Applies a rule that redirects. Packets that no proxy can take are dropped. */
@@ -67,6 +101,8 @@ static __always_inline enum sl_reason redirect(const struct sl_rule *rule,
 
 	if (!q->may_redirect || kind != SL_PROXY_DNS || !(rule->flags & SL_RULE_SET))
 		return SL_REASON_NO_PROXY;
+	if (q->may_redirect != SL_REDIRECT_DATAGRAM)
+		return redirect_segment(q, passes, side);
 	proxy = proxy_of(kind);
 	if (!proxy)
 		return SL_REASON_NO_PROXY;

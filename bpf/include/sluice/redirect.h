@@ -4,8 +4,11 @@
 #define SLUICE_REDIRECT_H
 
 /*
- * Packets that a rule redirects to a proxy. They leave by the proxy's TAP device. The proxy reads
- * them, and sends them on when it has evaluated them: sluice_from_tap receives those.
+ * Packets that a rule redirects to a proxy. Datagrams leave by the proxy's TAP device. The proxy
+ * reads them, and sends them on when it has evaluated them: sluice_from_tap receives those. TCP
+ * segments leave by a device whose other end is in the proxy namespace. There, sockets of the proxy
+ * end the connection, and open another one to the server, with the same addresses and ports. The
+ * segments of these sockets arrive at sluice_from_tap, too.
  *
  * A packet of a local pod, of either direction, is redirected by sluice_from_pod, before the stack
  * can see it, and comes back to sluice_from_pod. Answers from elsewhere are redirected by the
@@ -22,6 +25,7 @@
 #include <sluice/policy.h>
 #include <sluice/proxy.h>
 #include <sluice/rewrite.h>
+#include <sluice/tag.h>
 
 /* Whether the packet has to be held by a proxy. Only egress rules of local pods redirect. */
 static __always_inline bool is_redirected(const struct sl_packet *p)
@@ -68,22 +72,6 @@ static __always_inline bool was_held(struct __sk_buff *skb, struct sl_packet *p)
 	       mark >> 16 == (__u32)rule_set_of(p);
 }
 
-/* The tag of a frame, in place of its Ethernet addresses. */
-struct sl_tag {
-	__u8 local; /* 2, as in a locally administered address */
-	__u8 version;
-	__be16 set; /* of rules */
-	__be16 endpoint; /* ID of the pod whose egress policy redirects */
-	__u8 local2; /* 2 */
-	__u8 direction; /* SL_TAG_... */
-	__u8 zero[4];
-};
-_Static_assert(sizeof(struct sl_tag) == 2 * ETH_ALEN, "the Ethernet addresses");
-
-#define SL_TAG_VERSION 1
-#define SL_TAG_OF_INITIATOR 1
-#define SL_TAG_OF_RESPONDER 2
-
 /* Writes the ends of the connection to the frame, for the proxy. */
 static __always_inline int rewrite_for_proxy(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -94,10 +82,38 @@ static __always_inline int rewrite_for_proxy(struct __sk_buff *skb, struct sl_pa
 	return 0;
 }
 
-/* How many packets the device gets: it takes no GSO packets. */
-static __always_inline __u32 packets_of(struct __sk_buff *skb)
+/* How many packets of the queue the packet takes: the TAP device takes no GSO packets, and of a TCP
+ * connection only its beginning waits for the proxy.
+ */
+static __always_inline __u32 packets_of(struct __sk_buff *skb, const struct sl_packet *p)
 {
+	if (p->proto == SL_TCP)
+		return begins(p);
 	return skb->gso_size ? skb->len / skb->gso_size + 1 : 1;
+}
+
+/* Whether sluice_into_proxy reads the segment: it has no options before the TCP header. */
+static __always_inline bool is_plain_segment(const struct sl_packet *p)
+{
+	if (p->fragment || p->more_fragments)
+		return false;
+	return p->family == 4 || p->l4 == ETH_HLEN + sizeof(struct ipv6hdr);
+}
+
+/* Returns the device of the proxy in *ifindex. */
+static __always_inline enum sl_reason find_proxy(const struct sl_packet *p, __u32 *ifindex)
+{
+	bool tcp = p->proto == SL_TCP;
+	struct sl_proxy *proxy = proxy_of(tcp ? SL_PROXY_DNS_TCP : SL_PROXY_DNS);
+	__u64 word;
+
+	if (!proxy || (tcp && !is_plain_segment(p)))
+		return SL_REASON_NO_PROXY;
+	word = proxy_word(proxy);
+	if (tcp ? !(__u32)word : !is_attached(word))
+		return SL_REASON_PROXY_AWAY;
+	*ifindex = (__u32)word;
+	return SL_CONTINUE;
 }
 
 /* Sends the packet to the proxy. Must be called from the program itself: the stack below admit is
@@ -110,7 +126,7 @@ __noinline enum sl_reason give_to_proxy(struct __sk_buff *skb, struct sl_packet 
 	struct sl_endpoint *dst;
 	enum sl_reason reason;
 	__u16 client;
-	__u64 word;
+	__u32 packets;
 	int set;
 
 	if (!p || !ifindex || !proxy)
@@ -124,14 +140,15 @@ __noinline enum sl_reason give_to_proxy(struct __sk_buff *skb, struct sl_packet 
 		if (reason)
 			return reason;
 	}
-	word = proxy_word(proxy);
-	if (!is_attached(word))
-		return SL_REASON_PROXY_AWAY;
+	reason = find_proxy(p, ifindex);
+	if (reason)
+		return reason;
 	set = rule_set_of(p);
 	if (!set)
 		return SL_REASON_NO_PROXY;
 	client = READ_ONCE(p->reply) ? p->dst_slot : p->src_slot;
-	if (!within_queue(proxy, SL_PROXY_DNS, client, packets_of(skb)))
+	packets = packets_of(skb, p);
+	if (packets && !within_queue(proxy, SL_PROXY_DNS, client, packets))
 		return SL_REASON_PROXY_BUDGET;
 	if (rewrite_for_proxy(skb, p))
 		return SL_REASON_REWRITE_FAILED;
@@ -140,7 +157,6 @@ __noinline enum sl_reason give_to_proxy(struct __sk_buff *skb, struct sl_packet 
 	tag.direction = READ_ONCE(p->reply) ? SL_TAG_OF_RESPONDER : SL_TAG_OF_INITIATOR;
 	if (bpf_skb_store_bytes(skb, 0, &tag, sizeof(tag), 0))
 		return SL_REASON_REWRITE_FAILED;
-	*ifindex = (__u32)word;
 	return SL_REASON_FORWARDED_TO_PROXY;
 }
 

@@ -33,7 +33,10 @@ While no proxy is attached, packets pass under a rule that allows everything, su
 rule for every name. Other packets for the proxy are dropped.
 
 A proxy writes a heartbeat every 20 ms. An old heartbeat means that it is stopped, or gets
-too little CPU time.`,
+too little CPU time.
+
+The column TCP names the device by which connections reach the proxy's sockets. After a proxy
+has ended, connections wait some seconds for the next one; then new ones are dropped.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			status, err := invocation.Ask(cmd.Context(), inv, invocation.Datapath,
@@ -52,6 +55,7 @@ var columns = []output.Column[*datapathv1.ProxyStatus]{
 	{Header: "PID", Cell: func(p *datapathv1.ProxyStatus) any { return number(p.GetPid()) }},
 	{Header: "DEVICE", Cell: func(p *datapathv1.ProxyStatus) any { return p.GetDevice() }},
 	{Header: "HEARTBEAT", Cell: func(p *datapathv1.ProxyStatus) any { return heartbeat(p) }},
+	{Header: "TCP", Cell: func(p *datapathv1.ProxyStatus) any { return tcp(p) }},
 	{Header: "ATTACHMENTS", Cell: func(p *datapathv1.ProxyStatus) any { return p.GetAttachments() }},
 }
 
@@ -60,6 +64,16 @@ func attached(p *datapathv1.ProxyStatus) string {
 		return "no"
 	}
 	return "for " + output.Since(output.When(p.GetAttachedSince()))
+}
+
+func tcp(p *datapathv1.ProxyStatus) string {
+	switch {
+	case p.GetTcpAttached():
+		return "by " + p.GetTcpDevice()
+	case p.GetTcpWaiting():
+		return "waiting"
+	}
+	return "no"
 }
 
 func heartbeat(p *datapathv1.ProxyStatus) string {
@@ -97,6 +111,9 @@ func write(w io.Writer, status *datapathv1.GetStatusResponse) {
 	for _, p := range status.GetProxies() {
 		if p.GetProblem() != "" {
 			output.Row(w, "Problem", output.Enum(p.GetProxy(), "PROXY_")+": "+p.GetProblem())
+		}
+		if p.GetTcpProblem() != "" {
+			output.Row(w, "Problem", output.Enum(p.GetProxy(), "PROXY_")+", TCP: "+p.GetTcpProblem())
 		}
 	}
 	sums := make(map[datapathv1.Reason]uint64)

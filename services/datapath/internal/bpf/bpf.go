@@ -19,6 +19,7 @@ package bpf
 //go:generate compile -no-global-types -output-stem from_underlay FromUnderlay ../../../../bpf/from_underlay.c
 //go:generate compile -no-global-types -output-stem to_uplink ToUplink ../../../../bpf/to_uplink.c
 //go:generate compile -no-global-types -output-stem from_tap FromTap ../../../../bpf/from_tap.c
+//go:generate compile -no-global-types -output-stem into_proxy IntoProxy ../../../../bpf/into_proxy.c
 //go:generate compile -no-global-types -output-stem judge Judge ../../../../bpf/judge.c
 //go:generate compile -no-global-types -output-stem socket_lb SocketLB ../../../../bpf/socket_lb.c
 //go:generate compile -no-global-types -output-stem list_sockets ListSockets ../../../../bpf/list_sockets.c

@@ -611,7 +611,7 @@ func (o Options) shortcut() bool { return o.Shortcut && o.Routing == RoutingOver
 
 // table returns the programs that the options require.
 func (o Options) table() []program.Spec {
-	devices := append(o.Routing.devices(), program.Taps)
+	devices := append(o.Routing.devices(), program.Taps, program.ProxyNamespaces)
 	if o.Sockets != nil {
 		devices = append(devices, program.Sockets)
 	}

@@ -39,7 +39,10 @@ func TestKernelVerifierAcceptsThePrograms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, devices := range []program.Devices{program.Endpoints, program.Tunnel, program.Uplinks, program.Sockets, program.Taps} {
+		for _, devices := range []program.Devices{
+			program.Endpoints, program.Tunnel, program.Uplinks, program.Sockets, program.Taps,
+			program.ProxyNamespaces,
+		} {
 			loaded, err := k.Programs.Load(devices)
 			must(t, "load the programs", err)
 			wantBounded(t, loaded)

@@ -4,6 +4,9 @@
 // Package proxy is the part of the datapath about proxies, processes that evaluate what packets contain. A proxy
 // connects to a socket and receives the queue of a TAP device, to which the programs send the packets that rules
 // redirect. The connection is its lease: when it ends, the programs treat the proxy as absent.
+//
+// On the same connection, a proxy asks for the proxy namespace and for sockets of it, by which it serves TCP
+// connections. See package proxyns.
 package proxy
 
 import (
@@ -66,12 +69,19 @@ type Options struct {
 	Listen func() (net.Listener, error)
 	// Encode returns the message for a proxy.
 	Encode func(Attachment) ([]byte, error)
+	// Namespace is the proxy namespace; nil: none, and requests of proxies are ignored.
+	Namespace Namespace
+	// Decode returns the request of a message of a proxy, EncodeReply the message of a reply. Required with Namespace.
+	Decode      func([]byte) (Request, error)
+	EncodeReply func(Reply) ([]byte, error)
 	// Users may attach as the proxy.
 	Users []uint32
 	// Return is the time in which the proxy of a previous process has to connect again; 0: 1 s. Then it counts as absent,
 	// unless its heartbeats show that it runs.
 	Return time.Duration
-	Log    *slog.Logger
+	// Wait is how long TCP connections wait for a proxy that has ended, until new ones are dropped; 0: 5 s.
+	Wait time.Duration
+	Log  *slog.Logger
 }
 
 // Proxy attaches the processes of one kind of proxy, one at a time. Its methods may be called concurrently.
@@ -90,6 +100,7 @@ type Proxy struct {
 	refused  uint64     // counts connections of users who may not attach
 	failed   uint64     // counts proxies that could not be attached
 	ending   bool       // Run has ended: the state in the kernel stays
+	tcp      tcp        // the state of the proxy namespace
 }
 
 // lease is the connection of an attached proxy.
@@ -98,6 +109,7 @@ type lease struct {
 	pid   int32
 	since time.Time
 	began time.Duration // since, as CLOCK_MONOTONIC: an older heartbeat is of another process
+	tcp   bool          // it has the proxy namespace
 }
 
 // conn is a connection of package rpc's Listener.
@@ -105,12 +117,16 @@ type conn interface {
 	net.Conn
 	Cred() rpc.Cred
 	WriteMsgUnix(b, oob []byte, addr *net.UnixAddr) (n, oobn int, err error)
+	ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
 }
 
 // Open returns a Proxy. It changes nothing before Run.
 func Open(o Options) *Proxy {
 	if o.Return == 0 {
 		o.Return = time.Second
+	}
+	if o.Wait == 0 {
+		o.Wait = 5 * time.Second
 	}
 	return &Proxy{o: o}
 }
@@ -135,6 +151,9 @@ func (p *Proxy) Warnings() []string {
 	case s.Attached && time.Since(s.Since) > silence && (s.HeartbeatAge < 0 || s.HeartbeatAge > silence):
 		return []string{fmt.Sprintf("the %s proxy (pid %d) is attached, but has written no heartbeat for %s: packets wait "+
 			"for it or are dropped; restart it", s.Kind, s.PID, silence)}
+	case s.Attached && s.TCP.Problem != "":
+		return []string{fmt.Sprintf("the %s proxy (pid %d) gets no TCP connections, so that they are dropped: %s", s.Kind, s.PID,
+			s.TCP.Problem)}
 	case s.Attached:
 		return nil
 	}
@@ -192,6 +211,7 @@ const acceptPause = 100 * time.Millisecond
 func (p *Proxy) end() {
 	p.mu.Lock()
 	p.ending = true
+	p.stopWaiting()
 	if p.current != nil {
 		p.current.conn.Close()
 	}
@@ -210,6 +230,9 @@ func (p *Proxy) adopt() error {
 	}
 	p.index, p.returns = had.Device, had.Attached
 	p.adoptDevice()
+	if err := p.adoptNamespace(); err != nil {
+		return err
+	}
 	return p.tell()
 }
 
@@ -279,7 +302,7 @@ func (p *Proxy) tell() error {
 	if err := p.o.Maps.Set(p.o.Kind, p.want()); err != nil {
 		return fmt.Errorf("write the state of the %s proxy: %w", p.o.Kind, err)
 	}
-	return nil
+	return p.tellNamespace()
 }
 
 // accept attaches the peer of a connection, or closes the connection.
@@ -345,6 +368,7 @@ func (p *Proxy) attach(c conn) error {
 		p.replaced++
 		level = slog.LevelDebug // a proxy that connects in a loop must not fill the log
 		had.conn.Close()
+		p.awaitNamespace()
 	}
 	p.o.Log.Log(context.Background(), level, "proxy attached", "proxy", p.o.Kind.String(), "device", p.o.Device.Name(),
 		"pid", l.pid)
@@ -364,14 +388,9 @@ func (p *Proxy) send(c conn, message []byte, queue int) error {
 	return nil
 }
 
-// wait marks the proxy as absent as soon as its connection has ended. A proxy sends nothing.
+// wait serves the requests of a proxy, and marks it as absent as soon as its connection has ended.
 func (p *Proxy) wait(l *lease) {
-	var ignored [64]byte
-	for {
-		if _, err := l.conn.Read(ignored[:]); err != nil {
-			break
-		}
-	}
+	p.serve(l)
 	l.conn.Close()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -379,6 +398,7 @@ func (p *Proxy) wait(l *lease) {
 		return
 	}
 	p.current = nil
+	p.awaitNamespace()
 	if err := p.tell(); err != nil {
 		p.o.Log.Error("cannot mark the proxy as absent in the BPF maps", "proxy", p.o.Kind.String(), log.Err(err))
 	}
@@ -402,7 +422,8 @@ func (p *Proxy) Check() ([]endpoint.Difference, error) {
 			Subject: "sl_proxy", Key: p.o.Kind.String(), Want: describe(want), Have: describe(have),
 		})
 	}
-	return diffs, nil
+	more, err := p.checkNamespace()
+	return append(diffs, more...), err
 }
 
 func describe(s proxymap.Proxy) string {
@@ -423,7 +444,7 @@ func (p *Proxy) Repair() error {
 	if err == nil {
 		p.index = index // a deleted device has another index now
 	}
-	return errors.Join(err, p.tell())
+	return errors.Join(err, p.repairNamespace(), p.tell())
 }
 
 // Status describes the proxy.
@@ -437,6 +458,8 @@ type Status struct {
 	HeartbeatAge time.Duration
 	// Problem is why no proxy can be attached; "" if one can.
 	Problem string
+	// TCP describes the proxy namespace.
+	TCP TCPStatus
 
 	Attachments, Replaced, Refused, Failed uint64
 }
@@ -447,7 +470,7 @@ func (p *Proxy) Status() (Status, error) {
 	defer p.mu.Unlock()
 	s := Status{
 		Kind: p.o.Kind, Device: p.o.Device.Name(), HeartbeatAge: -1,
-		Attachments: p.attached, Replaced: p.replaced, Refused: p.refused, Failed: p.failed,
+		Attachments: p.attached, Replaced: p.replaced, Refused: p.refused, Failed: p.failed, TCP: p.tcpStatus(),
 	}
 	if p.failure != nil {
 		s.Problem = p.failure.Error()

@@ -27,6 +27,37 @@ func ProxyAttachment(a proxy.Attachment) ([]byte, error) {
 	return message, nil
 }
 
+// ProxyRequest returns the request of a proxy's message.
+func ProxyRequest(b []byte) (r proxy.Request, err error) {
+	m := &datapathv1.ProxyRequest{}
+	if err := proto.Unmarshal(b, m); err != nil {
+		return r, fmt.Errorf("decode the request of a proxy: %w", err)
+	}
+	r.Namespace = m.GetNamespace() != nil
+	r.Sockets, r.IPv6 = int(m.GetSockets().GetCount()), m.GetSockets().GetIpv6()
+	return r, nil
+}
+
+// ProxyReply returns the message of a reply to a proxy.
+func ProxyReply(r proxy.Reply) ([]byte, error) {
+	m := &datapathv1.ProxyReply{}
+	switch {
+	case r.Problem != "":
+		m.Reply = &datapathv1.ProxyReply_Problem{Problem: r.Problem}
+	case r.Device != "":
+		m.Reply = &datapathv1.ProxyReply_Namespace{Namespace: &datapathv1.ProxyNamespace{Device: r.Device, Ipv6: r.IPv6}}
+	default:
+		m.Reply = &datapathv1.ProxyReply_Sockets{Sockets: &datapathv1.ProxySockets{
+			Count: uint32(r.Sockets), Ipv6: r.IPv6, //nolint:gosec // at most proxyns.MaxSockets
+		}}
+	}
+	message, err := proto.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode the reply to a proxy: %w", err)
+	}
+	return message, nil
+}
+
 // ProxiesPart describes the proxies.
 type ProxiesPart struct {
 	Proxies []Proxy
@@ -45,6 +76,7 @@ var (
 		"Time since the last heartbeat of the proxy; absent without a proxy, or before its first one.", "proxy")
 	proxyUsableDesc = desc("proxy_usable",
 		"1 if a proxy of the kind can be attached, 0 if its device cannot be made.", "proxy")
+	proxyTCPDesc   = desc("proxy_tcp_attached", "1 if the attached proxy accepts TCP connections, else 0.", "proxy")
 	proxyTriesDesc = desc("proxy_connections_total",
 		"Connections of proxies by result: attached, failed, or refused because of the user.", "proxy", "result")
 	proxyReplacedDesc = desc("proxy_replaced_total", "Attached proxies that another process replaced.", "proxy")
@@ -58,7 +90,8 @@ func (p ProxiesPart) report(r *report) error {
 		}
 		m := &datapathv1.ProxyStatus{
 			Proxy: netv1.Proxy(s.Kind), Attached: s.Attached, Pid: uint32(max(s.PID, 0)), Device: s.Device, Problem: s.Problem,
-			Attachments: s.Attachments,
+			Attachments: s.Attachments, TcpDevice: s.TCP.Device, TcpAttached: s.TCP.Attached, TcpWaiting: s.TCP.Waiting,
+			TcpProblem: s.TCP.Problem,
 		}
 		if s.Attached {
 			m.AttachedSince = timestamppb.New(s.Since)
@@ -73,7 +106,7 @@ func (p ProxiesPart) report(r *report) error {
 
 // Describe implements prometheus.Collector.
 func (ProxiesPart) Describe(ch chan<- *prometheus.Desc) {
-	describe(ch, proxyDesc, proxySinceDesc, proxyHeartbeatDesc, proxyUsableDesc, proxyTriesDesc, proxyReplacedDesc)
+	describe(ch, proxyDesc, proxySinceDesc, proxyHeartbeatDesc, proxyUsableDesc, proxyTCPDesc, proxyTriesDesc, proxyReplacedDesc)
 }
 
 // Collect implements prometheus.Collector.
@@ -87,6 +120,7 @@ func (p ProxiesPart) Collect(ch chan<- prometheus.Metric) {
 		kind := s.Kind.String()
 		gauge(ch, proxyDesc, oneIf(s.Attached), kind)
 		gauge(ch, proxyUsableDesc, oneIf(s.Problem == ""), kind)
+		gauge(ch, proxyTCPDesc, oneIf(s.TCP.Attached), kind)
 		if s.Attached {
 			gauge(ch, proxySinceDesc, float64(s.Since.UnixNano())/1e9, kind)
 		}

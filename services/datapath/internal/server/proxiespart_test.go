@@ -110,6 +110,7 @@ func TestMetricsDescribeTheProxies(t *testing.T) {
 			}
 		}
 		maps.Copy(c.want, c.of)
+		c.want["sluice_datapath_proxy_tcp_attached"] = oneIf(c.is.TCP.Attached)
 		if !maps.Equal(got, c.want) {
 			t.Errorf("metrics %v\nwant    %v", got, c.want)
 		}

@@ -603,9 +603,9 @@ const (
 	// Severity: fault. Run `sluice check`, and report it.
 	Reason_REASON_POLICY_TABLE_CORRUPT Reason = 36
 	// The policy redirects to a proxy, and no such proxy was ever attached on this node, or the rule cannot be redirected:
-	// only DNS over UDP from pods is.
+	// only DNS over UDP and TCP from pods is.
 	//
-	// Severity: configuration. Run `sluice status` on the node; for HTTP, TLS and DNS over TCP, remove the rule, or the
+	// Severity: configuration. Run `sluice status` on the node; for HTTP and TLS, remove the rule, or the
 	// application protocol in it.
 	Reason_REASON_NO_PROXY Reason = 37
 	// The packet belongs to no connection and cannot start one.
@@ -3463,7 +3463,16 @@ type ProxyStatus struct {
 	// Why no proxy can be attached, with the next step; empty if one can.
 	Problem string `protobuf:"bytes,7,opt,name=problem,proto3" json:"problem,omitempty"`
 	// Proxies attached since the process started.
-	Attachments   uint64 `protobuf:"varint,8,opt,name=attachments,proto3" json:"attachments,omitempty"`
+	Attachments uint64 `protobuf:"varint,8,opt,name=attachments,proto3" json:"attachments,omitempty"`
+	// Device that leads to the proxy namespace, where the proxy accepts TCP connections; empty before a proxy has asked for
+	// it.
+	TcpDevice string `protobuf:"bytes,9,opt,name=tcp_device,json=tcpDevice,proto3" json:"tcp_device,omitempty"`
+	// Whether the attached proxy accepts TCP connections.
+	TcpAttached bool `protobuf:"varint,10,opt,name=tcp_attached,json=tcpAttached,proto3" json:"tcp_attached,omitempty"`
+	// Whether no proxy accepts TCP connections now, and new ones wait some seconds for the next one.
+	TcpWaiting bool `protobuf:"varint,11,opt,name=tcp_waiting,json=tcpWaiting,proto3" json:"tcp_waiting,omitempty"`
+	// Why the attached proxy gets no TCP connections; empty if it does.
+	TcpProblem    string `protobuf:"bytes,12,opt,name=tcp_problem,json=tcpProblem,proto3" json:"tcp_problem,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3552,6 +3561,34 @@ func (x *ProxyStatus) GetAttachments() uint64 {
 		return x.Attachments
 	}
 	return 0
+}
+
+func (x *ProxyStatus) GetTcpDevice() string {
+	if x != nil {
+		return x.TcpDevice
+	}
+	return ""
+}
+
+func (x *ProxyStatus) GetTcpAttached() bool {
+	if x != nil {
+		return x.TcpAttached
+	}
+	return false
+}
+
+func (x *ProxyStatus) GetTcpWaiting() bool {
+	if x != nil {
+		return x.TcpWaiting
+	}
+	return false
+}
+
+func (x *ProxyStatus) GetTcpProblem() string {
+	if x != nil {
+		return x.TcpProblem
+	}
+	return ""
 }
 
 // PodRouting is how packets between pods of two nodes travel.
@@ -5551,7 +5588,7 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\vpod_routing\x18< \x01(\v2\x1e.sluice.datapath.v1.PodRoutingR\n" +
 	"podRouting\x129\n" +
 	"\aproxies\x18= \x03(\v2\x1f.sluice.datapath.v1.ProxyStatusR\aproxiesJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03J\x04\b\x04\x10\x05R\aversionR\n" +
-	"start_timeR\bproblems\"\xbe\x02\n" +
+	"start_timeR\bproblems\"\xc2\x03\n" +
 	"\vProxyStatus\x12*\n" +
 	"\x05proxy\x18\x01 \x01(\x0e2\x14.sluice.net.v1.ProxyR\x05proxy\x12\x1a\n" +
 	"\battached\x18\x02 \x01(\bR\battached\x12A\n" +
@@ -5560,7 +5597,15 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x06device\x18\x05 \x01(\tR\x06device\x12>\n" +
 	"\rheartbeat_age\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\fheartbeatAge\x12\x18\n" +
 	"\aproblem\x18\a \x01(\tR\aproblem\x12 \n" +
-	"\vattachments\x18\b \x01(\x04R\vattachments\"\xbd\x01\n" +
+	"\vattachments\x18\b \x01(\x04R\vattachments\x12\x1d\n" +
+	"\n" +
+	"tcp_device\x18\t \x01(\tR\ttcpDevice\x12!\n" +
+	"\ftcp_attached\x18\n" +
+	" \x01(\bR\vtcpAttached\x12\x1f\n" +
+	"\vtcp_waiting\x18\v \x01(\bR\n" +
+	"tcpWaiting\x12\x1f\n" +
+	"\vtcp_problem\x18\f \x01(\tR\n" +
+	"tcpProblem\"\xbd\x01\n" +
 	"\n" +
 	"PodRouting\x12\x12\n" +
 	"\x04mode\x18\x01 \x01(\tR\x04mode\x12\x19\n" +

@@ -104,6 +104,397 @@ func (x *ProxyAttachment) GetHeartbeatOffset() uint32 {
 	return 0
 }
 
+// ProxyRequest is a message of an attached proxy to sluice-datapath, by the connection of its ProxyAttachment. The
+// answer to each request is one ProxyReply. Replies come in the order of the requests.
+type ProxyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Request:
+	//
+	//	*ProxyRequest_Namespace
+	//	*ProxyRequest_Sockets
+	Request       isProxyRequest_Request `protobuf_oneof:"request"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyRequest) Reset() {
+	*x = ProxyRequest{}
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyRequest) ProtoMessage() {}
+
+func (x *ProxyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyRequest.ProtoReflect.Descriptor instead.
+func (*ProxyRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_proxy_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ProxyRequest) GetRequest() isProxyRequest_Request {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *ProxyRequest) GetNamespace() *ProxyNamespaceRequest {
+	if x != nil {
+		if x, ok := x.Request.(*ProxyRequest_Namespace); ok {
+			return x.Namespace
+		}
+	}
+	return nil
+}
+
+func (x *ProxyRequest) GetSockets() *ProxySocketsRequest {
+	if x != nil {
+		if x, ok := x.Request.(*ProxyRequest_Sockets); ok {
+			return x.Sockets
+		}
+	}
+	return nil
+}
+
+type isProxyRequest_Request interface {
+	isProxyRequest_Request()
+}
+
+type ProxyRequest_Namespace struct {
+	Namespace *ProxyNamespaceRequest `protobuf:"bytes,1,opt,name=namespace,proto3,oneof"`
+}
+
+type ProxyRequest_Sockets struct {
+	Sockets *ProxySocketsRequest `protobuf:"bytes,2,opt,name=sockets,proto3,oneof"`
+}
+
+func (*ProxyRequest_Namespace) isProxyRequest_Request() {}
+
+func (*ProxyRequest_Sockets) isProxyRequest_Request() {}
+
+// ProxyNamespaceRequest asks for the proxy namespace, by which the proxy receives TCP connections. A proxy that still has
+// the namespace of an earlier connection sends its descriptor and copies of its listeners: after a restart,
+// sluice-datapath continues to use them.
+type ProxyNamespaceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyNamespaceRequest) Reset() {
+	*x = ProxyNamespaceRequest{}
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyNamespaceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyNamespaceRequest) ProtoMessage() {}
+
+func (x *ProxyNamespaceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyNamespaceRequest.ProtoReflect.Descriptor instead.
+func (*ProxyNamespaceRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_proxy_proto_rawDescGZIP(), []int{2}
+}
+
+// ProxySocketsRequest asks for sockets of the proxy namespace. A proxy binds them to the address and port of a client,
+// and connects them to the client's server.
+type ProxySocketsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 64.
+	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// Sockets for IPv6.
+	Ipv6          bool `protobuf:"varint,2,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxySocketsRequest) Reset() {
+	*x = ProxySocketsRequest{}
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxySocketsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxySocketsRequest) ProtoMessage() {}
+
+func (x *ProxySocketsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxySocketsRequest.ProtoReflect.Descriptor instead.
+func (*ProxySocketsRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_proxy_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ProxySocketsRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *ProxySocketsRequest) GetIpv6() bool {
+	if x != nil {
+		return x.Ipv6
+	}
+	return false
+}
+
+// ProxyReply answers a ProxyRequest.
+type ProxyReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Reply:
+	//
+	//	*ProxyReply_Namespace
+	//	*ProxyReply_Sockets
+	//	*ProxyReply_Problem
+	Reply         isProxyReply_Reply `protobuf_oneof:"reply"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyReply) Reset() {
+	*x = ProxyReply{}
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyReply) ProtoMessage() {}
+
+func (x *ProxyReply) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyReply.ProtoReflect.Descriptor instead.
+func (*ProxyReply) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_proxy_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ProxyReply) GetReply() isProxyReply_Reply {
+	if x != nil {
+		return x.Reply
+	}
+	return nil
+}
+
+func (x *ProxyReply) GetNamespace() *ProxyNamespace {
+	if x != nil {
+		if x, ok := x.Reply.(*ProxyReply_Namespace); ok {
+			return x.Namespace
+		}
+	}
+	return nil
+}
+
+func (x *ProxyReply) GetSockets() *ProxySockets {
+	if x != nil {
+		if x, ok := x.Reply.(*ProxyReply_Sockets); ok {
+			return x.Sockets
+		}
+	}
+	return nil
+}
+
+func (x *ProxyReply) GetProblem() string {
+	if x != nil {
+		if x, ok := x.Reply.(*ProxyReply_Problem); ok {
+			return x.Problem
+		}
+	}
+	return ""
+}
+
+type isProxyReply_Reply interface {
+	isProxyReply_Reply()
+}
+
+type ProxyReply_Namespace struct {
+	Namespace *ProxyNamespace `protobuf:"bytes,1,opt,name=namespace,proto3,oneof"`
+}
+
+type ProxyReply_Sockets struct {
+	Sockets *ProxySockets `protobuf:"bytes,2,opt,name=sockets,proto3,oneof"`
+}
+
+type ProxyReply_Problem struct {
+	// Why the request failed.
+	Problem string `protobuf:"bytes,3,opt,name=problem,proto3,oneof"`
+}
+
+func (*ProxyReply_Namespace) isProxyReply_Reply() {}
+
+func (*ProxyReply_Sockets) isProxyReply_Reply() {}
+
+func (*ProxyReply_Problem) isProxyReply_Reply() {}
+
+// ProxyNamespace comes with descriptors: of the namespace, of the listener for IPv4, and of the listener for IPv6 unless
+// the kernel has no IPv6. The local address of a connection is the server that the client has connected to. Its mark,
+// SO_MARK, has the number of the rule set in bits 15..0, and the endpoint ID of the client in bits 31..16.
+type ProxyNamespace struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the node's device that leads to the namespace.
+	Device string `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`
+	// Whether there is a listener for IPv6.
+	Ipv6          bool `protobuf:"varint,2,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxyNamespace) Reset() {
+	*x = ProxyNamespace{}
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxyNamespace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxyNamespace) ProtoMessage() {}
+
+func (x *ProxyNamespace) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxyNamespace.ProtoReflect.Descriptor instead.
+func (*ProxyNamespace) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_proxy_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ProxyNamespace) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *ProxyNamespace) GetIpv6() bool {
+	if x != nil {
+		return x.Ipv6
+	}
+	return false
+}
+
+// ProxySockets comes with the descriptors of the sockets.
+type ProxySockets struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of sockets.
+	Count uint32 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
+	// Sockets for IPv6.
+	Ipv6          bool `protobuf:"varint,2,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProxySockets) Reset() {
+	*x = ProxySockets{}
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProxySockets) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProxySockets) ProtoMessage() {}
+
+func (x *ProxySockets) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_datapath_v1_proxy_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProxySockets.ProtoReflect.Descriptor instead.
+func (*ProxySockets) Descriptor() ([]byte, []int) {
+	return file_sluice_datapath_v1_proxy_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ProxySockets) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *ProxySockets) GetIpv6() bool {
+	if x != nil {
+		return x.Ipv6
+	}
+	return false
+}
+
 var File_sluice_datapath_v1_proxy_proto protoreflect.FileDescriptor
 
 const file_sluice_datapath_v1_proxy_proto_rawDesc = "" +
@@ -114,7 +505,27 @@ const file_sluice_datapath_v1_proxy_proto_rawDesc = "" +
 	"\n" +
 	"tap_device\x18\x02 \x01(\tR\ttapDevice\x12\x17\n" +
 	"\atap_mtu\x18\x03 \x01(\rR\x06tapMtu\x12)\n" +
-	"\x10heartbeat_offset\x18\x04 \x01(\rR\x0fheartbeatOffsetB\xd4\x01\n" +
+	"\x10heartbeat_offset\x18\x04 \x01(\rR\x0fheartbeatOffset\"\xa9\x01\n" +
+	"\fProxyRequest\x12I\n" +
+	"\tnamespace\x18\x01 \x01(\v2).sluice.datapath.v1.ProxyNamespaceRequestH\x00R\tnamespace\x12C\n" +
+	"\asockets\x18\x02 \x01(\v2'.sluice.datapath.v1.ProxySocketsRequestH\x00R\asocketsB\t\n" +
+	"\arequest\"\x17\n" +
+	"\x15ProxyNamespaceRequest\"?\n" +
+	"\x13ProxySocketsRequest\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\x12\x12\n" +
+	"\x04ipv6\x18\x02 \x01(\bR\x04ipv6\"\xb3\x01\n" +
+	"\n" +
+	"ProxyReply\x12B\n" +
+	"\tnamespace\x18\x01 \x01(\v2\".sluice.datapath.v1.ProxyNamespaceH\x00R\tnamespace\x12<\n" +
+	"\asockets\x18\x02 \x01(\v2 .sluice.datapath.v1.ProxySocketsH\x00R\asockets\x12\x1a\n" +
+	"\aproblem\x18\x03 \x01(\tH\x00R\aproblemB\a\n" +
+	"\x05reply\"<\n" +
+	"\x0eProxyNamespace\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12\x12\n" +
+	"\x04ipv6\x18\x02 \x01(\bR\x04ipv6\"8\n" +
+	"\fProxySockets\x12\x14\n" +
+	"\x05count\x18\x01 \x01(\rR\x05count\x12\x12\n" +
+	"\x04ipv6\x18\x02 \x01(\bR\x04ipv6B\xd4\x01\n" +
 	"\x16com.sluice.datapath.v1B\n" +
 	"ProxyProtoP\x01ZDgithub.com/sluice-net/sluice/proto/gen/sluice/datapath/v1;datapathv1\xa2\x02\x03SDX\xaa\x02\x12Sluice.Datapath.V1\xca\x02\x12Sluice\\Datapath\\V1\xe2\x02\x1eSluice\\Datapath\\V1\\GPBMetadata\xea\x02\x14Sluice::Datapath::V1b\x06proto3"
 
@@ -130,18 +541,28 @@ func file_sluice_datapath_v1_proxy_proto_rawDescGZIP() []byte {
 	return file_sluice_datapath_v1_proxy_proto_rawDescData
 }
 
-var file_sluice_datapath_v1_proxy_proto_msgTypes = make([]protoimpl.MessageInfo, 1)
+var file_sluice_datapath_v1_proxy_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_sluice_datapath_v1_proxy_proto_goTypes = []any{
-	(*ProxyAttachment)(nil), // 0: sluice.datapath.v1.ProxyAttachment
-	(v1.Proxy)(0),           // 1: sluice.net.v1.Proxy
+	(*ProxyAttachment)(nil),       // 0: sluice.datapath.v1.ProxyAttachment
+	(*ProxyRequest)(nil),          // 1: sluice.datapath.v1.ProxyRequest
+	(*ProxyNamespaceRequest)(nil), // 2: sluice.datapath.v1.ProxyNamespaceRequest
+	(*ProxySocketsRequest)(nil),   // 3: sluice.datapath.v1.ProxySocketsRequest
+	(*ProxyReply)(nil),            // 4: sluice.datapath.v1.ProxyReply
+	(*ProxyNamespace)(nil),        // 5: sluice.datapath.v1.ProxyNamespace
+	(*ProxySockets)(nil),          // 6: sluice.datapath.v1.ProxySockets
+	(v1.Proxy)(0),                 // 7: sluice.net.v1.Proxy
 }
 var file_sluice_datapath_v1_proxy_proto_depIdxs = []int32{
-	1, // 0: sluice.datapath.v1.ProxyAttachment.proxy:type_name -> sluice.net.v1.Proxy
-	1, // [1:1] is the sub-list for method output_type
-	1, // [1:1] is the sub-list for method input_type
-	1, // [1:1] is the sub-list for extension type_name
-	1, // [1:1] is the sub-list for extension extendee
-	0, // [0:1] is the sub-list for field type_name
+	7, // 0: sluice.datapath.v1.ProxyAttachment.proxy:type_name -> sluice.net.v1.Proxy
+	2, // 1: sluice.datapath.v1.ProxyRequest.namespace:type_name -> sluice.datapath.v1.ProxyNamespaceRequest
+	3, // 2: sluice.datapath.v1.ProxyRequest.sockets:type_name -> sluice.datapath.v1.ProxySocketsRequest
+	5, // 3: sluice.datapath.v1.ProxyReply.namespace:type_name -> sluice.datapath.v1.ProxyNamespace
+	6, // 4: sluice.datapath.v1.ProxyReply.sockets:type_name -> sluice.datapath.v1.ProxySockets
+	5, // [5:5] is the sub-list for method output_type
+	5, // [5:5] is the sub-list for method input_type
+	5, // [5:5] is the sub-list for extension type_name
+	5, // [5:5] is the sub-list for extension extendee
+	0, // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_proxy_proto_init() }
@@ -149,13 +570,22 @@ func file_sluice_datapath_v1_proxy_proto_init() {
 	if File_sluice_datapath_v1_proxy_proto != nil {
 		return
 	}
+	file_sluice_datapath_v1_proxy_proto_msgTypes[1].OneofWrappers = []any{
+		(*ProxyRequest_Namespace)(nil),
+		(*ProxyRequest_Sockets)(nil),
+	}
+	file_sluice_datapath_v1_proxy_proto_msgTypes[4].OneofWrappers = []any{
+		(*ProxyReply_Namespace)(nil),
+		(*ProxyReply_Sockets)(nil),
+		(*ProxyReply_Problem)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_datapath_v1_proxy_proto_rawDesc), len(file_sluice_datapath_v1_proxy_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   1,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

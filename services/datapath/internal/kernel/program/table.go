@@ -37,8 +37,11 @@ const (
 	Tunnel Devices = "tunnel"
 	// Uplinks are devices towards other nodes.
 	Uplinks Devices = "uplinks"
-	// Taps are the TAP devices of proxies.
+	// Taps are the devices by which packets of proxies arrive: TAP devices, and the node's ends of the devices of proxy
+	// namespaces.
 	Taps Devices = "taps"
+	// ProxyNamespaces are the devices in proxy namespaces.
+	ProxyNamespaces Devices = "proxy namespaces"
 	// Sockets are not devices: their programs are attached to a cgroup, see package sockets.
 	Sockets Devices = "sockets"
 )
@@ -83,6 +86,8 @@ const (
 	ToUplink = "sluice_to_uplink"
 	// FromTap handles packets from a proxy.
 	FromTap = "sluice_from_tap"
+	// IntoProxy handles TCP segments to a proxy, in the proxy namespace.
+	IntoProxy = "sluice_into_proxy"
 )
 
 // SocketPrefix is the prefix of the names of socket programs; the hook follows.
@@ -99,6 +104,7 @@ func Table() []Spec {
 		{Name: FromUplink, Devices: Uplinks, Hook: Ingress, Load: bpf.LoadFromUplink},
 		{Name: ToUplink, Devices: Uplinks, Hook: Egress, Load: bpf.LoadToUplink},
 		{Name: FromTap, Devices: Taps, Hook: Ingress, Load: bpf.LoadFromTap},
+		{Name: IntoProxy, Devices: ProxyNamespaces, Hook: Ingress, Load: bpf.LoadIntoProxy},
 	}
 	for _, h := range []Hook{Connect4, Connect6, SendMsg4, SendMsg6, RecvMsg4, RecvMsg6, GetPeerName4, GetPeerName6} {
 		name := SocketPrefix + string(h)

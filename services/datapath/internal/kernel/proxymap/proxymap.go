@@ -22,14 +22,18 @@ import (
 // endpoints: SL_PROXY_QUEUE of abi.h.
 const QueueLength = 4096
 
+// DNSNamespace is the index of the proxy namespace of the DNS proxy, to which TCP segments go: SL_PROXY_DNS_TCP.
+const DNSNamespace policytable.Proxy = 5
+
 // attached is SL_PROXY_ATTACHED.
 const attached = 1
 
 // Proxy tells the programs where to send the packets for a proxy.
 type Proxy struct {
-	// Device is the index of the TAP device; 0: no proxy of the kind was ever attached.
+	// Device is the index of the TAP device, or of the node's end of the proxy namespace; 0: no proxy of the kind was ever
+	// attached.
 	Device uint32
-	// Attached: the proxy runs, so that packets are sent to the device.
+	// Attached: the proxy runs, so that packets are sent to the device. For a proxy namespace: connections may begin.
 	Attached bool
 }
 
@@ -51,7 +55,7 @@ func Open(pm *pin.Maps) *Maps {
 
 // word returns the device and the state of a kind of proxy as one word, which programs read at once.
 func (m *Maps) word(kind policytable.Proxy) (*uint64, error) {
-	if kind == policytable.NoProxy || kind > policytable.ProxyListener {
+	if kind == policytable.NoProxy || kind > DNSNamespace {
 		return nil, fmt.Errorf("%w: proxy %d", pin.ErrInvalid, kind)
 	}
 	return pin.Word(m.state, int(kind)*int(unsafe.Sizeof(bpf.MapsSlProxy{}))), nil

@@ -72,7 +72,7 @@ func TestProxiesOutliveTheProcess(t *testing.T) {
 func TestInvalidProxiesAreRefused(t *testing.T) {
 	m, _ := open(t, kerneltest.NewBPFFS(t))
 	for _, err := range []error{
-		m.Set(policytable.NoProxy, Proxy{Device: 1}), m.Set(policytable.ProxyListener+1, Proxy{Device: 1}),
+		m.Set(policytable.NoProxy, Proxy{Device: 1}), m.Set(DNSNamespace+1, Proxy{Device: 1}),
 		m.Set(policytable.ProxyDNS, Proxy{Attached: true}),
 	} {
 		if !errors.Is(err, pin.ErrInvalid) {
@@ -121,6 +121,7 @@ func TestQueueLengthIsThatOfThePrograms(t *testing.T) {
 	}
 	for name, want := range map[string]int{
 		"SL_PROXY_QUEUE": QueueLength, "SL_PROXY_ATTACHED": attached, "SL_PROXY_DNS": int(policytable.ProxyDNS),
+		"SL_PROXY_DNS_TCP": int(DNSNamespace),
 	} {
 		m := regexp.MustCompile(`#define ` + name + ` (\d+)\n`).FindSubmatch(text)
 		if m == nil {

@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/proxymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 )
 
@@ -283,7 +284,7 @@ func (ps *Programs) fill(q Question) error {
 		}
 	}
 	// the proxies, with an empty queue
-	for kind := policytable.ProxyDNS; kind <= policytable.ProxyListener; kind++ {
+	for kind := policytable.ProxyDNS; kind <= proxymap.DNSNamespace; kind++ {
 		var p bpf.MapsSlProxy
 		if err := ps.pins.Map(bpf.MapsMapSlProxy).Lookup(uint32(kind), &p); err != nil {
 			return fmt.Errorf("look up the proxy for %s: %w", kind, err)

@@ -77,7 +77,7 @@ const (
 	IdentityUnknown Reason = 35
 	// PolicyTableCorrupt: A policy table refers to an entry that does not exist.
 	PolicyTableCorrupt Reason = 36
-	// NoProxy: The policy redirects to a proxy, and no such proxy was ever attached on this node, or the rule cannot be redirected: only DNS over UDP from pods is.
+	// NoProxy: The policy redirects to a proxy, and no such proxy was ever attached on this node, or the rule cannot be redirected: only DNS over UDP and TCP from pods is.
 	NoProxy Reason = 37
 	// ConnectionInvalid: The packet belongs to no connection and cannot start one.
 	ConnectionInvalid Reason = 38

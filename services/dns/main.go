@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 	"github.com/sluice-net/sluice/services/dns/internal/server"
 	"github.com/sluice-net/sluice/services/dns/internal/store"
+	"github.com/sluice-net/sluice/services/dns/internal/stream"
 	"github.com/sluice-net/sluice/services/dns/internal/tap"
 )
 
@@ -84,13 +85,20 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Exchange: messages, Rules: sets, Pods: endpoints, Log: p.Log,
 		Held: func(d time.Duration) { held.Observe(d.Seconds()) },
 	})
-	attachment := attach.New(attach.Options{Socket: cfg.ProxySocket, Log: p.Log, Use: func(fd int) (attach.Queue, error) {
-		return packets.Use(fd)
-	}})
+	var streams *stream.Server
+	attachment := attach.New(attach.Options{
+		Socket: cfg.ProxySocket, Log: p.Log, Use: func(fd int) (attach.Queue, error) { return packets.Use(fd) },
+		Listen: func(fds []int) { streams.Listen(fds) },
+	})
+	streams = stream.New(stream.Options{
+		Exchange: messages, Rules: sets, Pods: endpoints, Take: attachment.Take, Later: packets.Later,
+		Held: func(d time.Duration) { held.Observe(d.Seconds()) }, Log: p.Log,
+	})
 	if err := errors.Join(p.Metrics.Register(held), p.Metrics.Register(server.NewMetrics(server.Sources{
 		Table: table, Rules: sets, RuleSets: followed.Err, Counts: &messages.Counts, State: file.Problem,
 		Packets: &packets.Counts, Fragments: packets.Fragments, Attached: attachment.Err,
 		Endpoints: endpoints.Len, EndpointWatch: watched.Err, Unreported: reporter.Lost,
+		Streams: streams.Len, StreamCounts: &streams.Counts, StreamsAttached: attachment.TCPErr,
 	}))); err != nil {
 		return err
 	}
@@ -112,6 +120,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("endpoints", watched.Run)
 	p.Go("events", reporter.Run)
 	p.Go("packets", packets.Run)
+	p.Go("connections", streams.Run)
 	p.Go("attachment", attachment.Run)
 	srv.SetAllServing(true)
 	p.Ready()

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
+	"github.com/sluice-net/sluice/services/dns/internal/stream"
 	"github.com/sluice-net/sluice/services/dns/internal/tap"
 )
 
@@ -20,6 +21,7 @@ type Metrics struct {
 
 	queries, answers, held, late, names, addresses, stateProblem, sets, connected *prometheus.Desc
 	packets, dropped, attached, endpoints, endpointsConnected, unreported         *prometheus.Desc
+	streams, streamsEnded, streamsAttached                                        *prometheus.Desc
 }
 
 // Sources are the values of the metrics.
@@ -38,6 +40,10 @@ type Sources struct {
 	EndpointWatch func() error // returns why the endpoints are not up to date
 	// Unreported returns the number of messages that observers did not get.
 	Unreported func() uint64
+	// Streams returns the number of TCP connections, StreamsAttached why the process gets none.
+	Streams         func() int
+	StreamCounts    *stream.Counts
+	StreamsAttached func() error
 }
 
 // NewHeld returns the metric of the times that packets were held.
@@ -75,6 +81,11 @@ func NewMetrics(s Sources) *Metrics {
 			"1 while the endpoints of sluice-datapath are followed, else 0.", nil, nil),
 		unreported: prometheus.NewDesc("sluice_dns_unreported_messages_total",
 			"Queries and answers that observers did not get, because of limits or errors.", nil, nil),
+		streams: prometheus.NewDesc("sluice_dns_tcp_connections", "TCP connections of clients.", nil, nil),
+		streamsEnded: prometheus.NewDesc("sluice_dns_tcp_ended_connections_total",
+			"TCP connections of clients that have ended, by reason.", []string{"reason"}, nil),
+		streamsAttached: prometheus.NewDesc("sluice_dns_tcp_attached",
+			"1 while the process gets TCP connections from the datapath, else 0.", nil, nil),
 	}
 }
 
@@ -83,6 +94,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		m.queries, m.answers, m.held, m.late, m.names, m.addresses, m.stateProblem, m.sets, m.connected,
 		m.packets, m.dropped, m.attached, m.endpoints, m.endpointsConnected, m.unreported,
+		m.streams, m.streamsEnded, m.streamsAttached,
 	} {
 		ch <- d
 	}
@@ -107,6 +119,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	count(m.late, &m.Counts.NoCapacity, "no-capacity")
 	count(m.late, &m.Counts.BeyondShare, "share")
 	m.collectPackets(ch, count)
+	m.collectStreams(count, gauge)
 	gauge(m.attached, one(m.Attached() == nil))
 	gauge(m.endpoints, m.Endpoints())
 	gauge(m.endpointsConnected, one(m.EndpointWatch() == nil))
@@ -141,6 +154,25 @@ func (m *Metrics) collectPackets(
 	for reason, n := range map[string]uint64{"fragment-timeout": expired, "fragment-share": evicted} {
 		ch <- prometheus.MustNewConstMetric(m.dropped, prometheus.CounterValue, float64(n), reason)
 	}
+}
+
+// collectStreams collects the counts of TCP connections.
+func (m *Metrics) collectStreams(
+	count func(d *prometheus.Desc, v *atomic.Uint64, labels ...string), gauge func(*prometheus.Desc, int),
+) {
+	gauge(m.streams, m.Streams())
+	gauge(m.streamsAttached, one(m.StreamsAttached() == nil))
+	c := m.StreamCounts
+	count(m.streamsEnded, &c.Client, "client")
+	count(m.streamsEnded, &c.Server, "server")
+	count(m.streamsEnded, &c.Connect, "connect")
+	count(m.streamsEnded, &c.Idle, "idle")
+	count(m.streamsEnded, &c.Slow, "slow")
+	count(m.streamsEnded, &c.Share, "share")
+	count(m.streamsEnded, &c.NoRuleSet, "no-rule-set")
+	count(m.streamsEnded, &c.PodGone, "pod-gone")
+	count(m.streamsEnded, &c.Invalid, "invalid")
+	count(m.streamsEnded, &c.Stopped, "stopping")
 }
 
 // one returns 1 if b is set, else 0.

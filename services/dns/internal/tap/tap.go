@@ -160,6 +160,11 @@ func (l *Loop) close() {
 	}
 }
 
+// Later runs or abandons other work of a pod in its turn, within the limits of held answers.
+func (l *Loop) Later(endpoint uint16, size int, run func(context.Context), abandon func()) {
+	l.work.add(endpoint, size, &job{run: run, abandon: abandon})
+}
+
 // Fragments returns how many incomplete packets were dropped because their time was over, and because the limit of
 // fragments was used up.
 func (l *Loop) Fragments() (expired, evicted uint64) { return l.fragments.Expire(time.Now()) }

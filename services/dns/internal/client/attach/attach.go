@@ -2,7 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package attach attaches this process to the datapath: it receives the queue of the TAP device from sluice-datapath,
-// and writes the heartbeat that the programs look at.
+// and writes the heartbeat that the programs look at. By the same connection it gets the listeners for TCP connections,
+// and sockets to the servers.
 //
 // The connection to sluice-datapath is a lease. When it ends, the programs may still redirect packets, for example
 // while sluice-datapath restarts. So the queue and the heartbeat stay in use until the next connection brings others.
@@ -48,7 +49,9 @@ type Options struct {
 	Socket string // of sluice-datapath, of type SOCK_SEQPACKET
 	// Use serves a queue, given by its descriptor, instead of the one before. It takes over the descriptor.
 	Use func(fd int) (Queue, error)
-	Log *slog.Logger
+	// Listen accepts TCP connections from listeners instead of those before. It takes over the descriptors.
+	Listen func(fds []int)
+	Log    *slog.Logger
 }
 
 // Attachment keeps the process attached while Run runs.
@@ -56,17 +59,26 @@ type Attachment struct {
 	o    Options
 	beat beat
 	err  problem
+	tcp  problem // why there are no TCP connections
+	pool pool
 }
 
 // New returns an Attachment.
 func New(o Options) *Attachment {
 	a := &Attachment{o: o}
-	a.err.set(errors.New("not connected to sluice-datapath yet"))
+	a.err.set(errNever)
+	a.tcp.set(errNever)
+	a.pool.namespace = -1
 	return a
 }
 
+var errNever = errors.New("not connected to sluice-datapath yet")
+
 // Err returns why the process is not attached; nil if it is.
 func (a *Attachment) Err() error { return a.err.get() }
+
+// TCPErr returns why the process gets no TCP connections; nil if it does.
+func (a *Attachment) TCPErr() error { return a.tcp.get() }
 
 // Run attaches the process until ctx ends, again and again.
 func (a *Attachment) Run(ctx context.Context) error {
@@ -78,6 +90,7 @@ func (a *Attachment) Run(ctx context.Context) error {
 	defer func() {
 		<-beating
 		_ = a.beat.use(nil) // the kernel unmaps the memory at the end of the process
+		a.pool.close()
 	}()
 	pause, reported := minPause, ""
 	for ctx.Err() == nil {
@@ -132,7 +145,7 @@ func (a *Attachment) attach(ctx context.Context) (attached bool, err error) {
 	a.err.set(nil)
 	a.o.Log.Info("attached to the datapath", "device", m.GetTapDevice(), "mtu", m.GetTapMtu())
 	ended := make(chan error, 1)
-	go func() { ended <- wait(conn) }()
+	go func() { ended <- a.serve(conn) }()
 	select {
 	case err = <-ended:
 	case <-q.Ended():
@@ -141,18 +154,6 @@ func (a *Attachment) attach(ctx context.Context) (attached bool, err error) {
 		<-ended
 	}
 	return true, err
-}
-
-// wait returns when the connection ends. Further messages are for later versions.
-func wait(conn *net.UnixConn) error {
-	b, oob := make([]byte, 1), make([]byte, unix.CmsgSpace(maxDescriptors*4))
-	for {
-		_, descriptors, _, _, err := conn.ReadMsgUnix(b, oob)
-		closeAll(parse(oob[:descriptors]))
-		if err != nil {
-			return fmt.Errorf("sluice-datapath has ended the connection: %w", err)
-		}
-	}
 }
 
 // receive reads the first message, and returns its two descriptors.

@@ -78,7 +78,7 @@ type LimitsConfig struct {
 
 // DNSConfig configures what rules for DNS queries mean.
 type DNSConfig struct {
-	Proxy bool   `config:"proxy" help:"sluice-dns evaluates DNS rules over UDP, and learns addresses from answers"`
+	Proxy bool   `config:"proxy" help:"sluice-dns evaluates DNS rules, and learns addresses from answers"`
 	Away  string `config:"away" help:"DNS queries for restricted names while sluice-dns is unavailable: drop or pass"`
 	// Implicit is off by default, because it passes queries through sluice-dns that no policy names.
 	Implicit bool `config:"implicit" help:"pods with toFQDNs and no DNS rule: sluice-dns learns from what rules allow at port 53"`
@@ -188,7 +188,7 @@ func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 		Rules: rule.Options{
 			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,
 			CIDRSelectsNodes: c.Cluster.CIDRSelectsNodes, NodeLabels: c.Cluster.NodeLabels,
-			WithoutDNSProxy: !c.DNS.Proxy, DNSOverUDP: true, ImplicitDNS: c.DNS.Implicit,
+			WithoutDNSProxy: !c.DNS.Proxy, ImplicitDNS: c.DNS.Implicit,
 		},
 		MaxPolicies: c.Limits.Policies, MaxManifestBytes: int(c.Limits.Manifests),
 		MaxNames: c.Names.Max, MaxAddresses: c.Names.Addresses, NameGrace: c.Names.Grace,

@@ -39,7 +39,7 @@ type LimitSettings struct {
 
 // DNSSettings configures what rules for DNS queries mean.
 type DNSSettings struct {
-	Proxy    bool `config:"proxy" help:"sluice-dns evaluates DNS rules over UDP, and learns addresses from answers"`
+	Proxy    bool `config:"proxy" help:"sluice-dns evaluates DNS rules, and learns addresses from answers"`
 	Implicit bool `config:"implicit" help:"pods with toFQDNs and no DNS rule: sluice-dns learns from what rules allow at port 53"`
 }
 
@@ -76,7 +76,7 @@ func (s *Settings) owner(t *tenants.Set, l *slog.Logger) owner.Config {
 		Rules: rule.Options{
 			Cluster: s.Cluster.Name, LocalClusterOnly: s.Cluster.LocalOnly,
 			CIDRSelectsNodes: s.Cluster.CIDRSelectsNodes, NodeLabels: s.Cluster.NodeLabels,
-			WithoutDNSProxy: !s.DNS.Proxy, DNSOverUDP: true, ImplicitDNS: s.DNS.Implicit,
+			WithoutDNSProxy: !s.DNS.Proxy, ImplicitDNS: s.DNS.Implicit,
 		},
 		MaxPolicies: s.Limits.Policies, MaxManifestBytes: int(s.Limits.Manifests),
 		MaxNames: 1, MaxAddresses: 1, // no names are learned in this process

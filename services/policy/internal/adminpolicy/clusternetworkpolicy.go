@@ -533,27 +533,21 @@ func (c *converter) resolver(r *rule.Rule, i int) {
 	if c.options.LocalClusterOnly {
 		pods = append(pods, networkpolicy.InCluster(c.options.Cluster))
 	}
-	queries := func(protocols ...port.Protocol) *rule.Rule {
+	queries := func() *rule.Rule {
 		dns := &rule.Rule{
 			Source: r.Source, Direction: r.Direction, Tier: r.Tier, Priority: r.Priority, Index: r.Index,
 			Action: policytable.Allow, Peers: rule.Peers{Selectors: []selector.Selector{selector.New(pods...)}},
 		}
 		dns.Source.Path += ".to[" + strconv.Itoa(i) + "].domainNames"
-		for _, proto := range protocols {
-			dns.Ports = append(dns.Ports, rule.Port{Name: "dns", Protocol: proto}, rule.Port{Name: "dns-tcp", Protocol: proto})
-		}
+		dns.Ports = []rule.Port{{Name: "dns"}, {Name: "dns-tcp"}}
 		return dns
 	}
 	if c.options.WithoutDNSProxy {
-		c.spec.Rules = append(c.spec.Rules, queries(0).Seal())
+		c.spec.Rules = append(c.spec.Rules, queries().Seal())
 		return
 	}
 	every, _ := dnsname.Parse("*")
-	dns := queries(0)
-	if c.options.DNSOverUDP {
-		dns = queries(port.UDP)
-		c.spec.Rules = append(c.spec.Rules, queries(port.TCP, port.SCTP).Seal())
-	}
+	dns := queries()
 	dns.Action, dns.Proxy = policytable.Redirect, policytable.ProxyDNS
 	dns.Layer7 = &layer7.Rules{DNS: []dnsname.Pattern{every}}
 	c.spec.Rules = append(c.spec.Rules, dns.Seal())

@@ -26,7 +26,7 @@ func TestDomainNamesAllowAllQueries(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, without := range []bool{false, true} {
-		options := rule.Options{WithoutDNSProxy: without, DNSOverUDP: true}
+		options := rule.Options{WithoutDNSProxy: without}
 		if ps := p.Validate(options); len(ps) > 0 {
 			t.Fatal(ps)
 		}
@@ -36,14 +36,10 @@ func TestDomainNamesAllowAllQueries(t *testing.T) {
 			for _, n := range r.Peers.Names {
 				names = append(names, n.Pattern.String())
 			}
-			udp := slices.ContainsFunc(r.Ports, func(p rule.Port) bool { return p.Names("dns", port.UDP) })
 			switch {
 			case len(r.Peers.Names) > 0:
-			case !without && !udp:
-				// The proxy evaluates UDP only.
-				if r.Action != policytable.Allow || !r.Ports[0].Names("dns", port.TCP) || !r.Ports[1].Names("dns-tcp", port.TCP) {
-					t.Errorf("the rule %s for TCP", r.Content())
-				}
+			case !r.Ports[0].Names("dns", port.UDP) || !r.Ports[0].Names("dns", port.TCP) || !r.Ports[1].Names("dns-tcp", port.TCP):
+				t.Errorf("the rule %s does not select the ports of the resolver", r.Content())
 			case without && (r.Action != policytable.Allow || r.Layer7 != nil),
 				!without && (r.Action != policytable.Redirect || r.Proxy != policytable.ProxyDNS || r.Layer7 == nil ||
 					len(r.Layer7.DNS) != 1 || !r.Layer7.DNS[0].Every()):

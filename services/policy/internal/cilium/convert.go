@@ -453,15 +453,7 @@ func (c *converter) rules(spec *rule.Spec, d policytable.Direction, deny bool, p
 			for _, pp := range ports[i].Ports {
 				list = append(list, convertPort(pp)...)
 			}
-			at := path + ".toPorts[" + strconv.Itoa(i) + "]"
-			if ports[i].hasDNS() && everyName(ports[i].Rules.DNS) && c.options.DNSOverUDP && !c.options.WithoutDNSProxy {
-				// A rule for every name forbids no query over other protocols.
-				udp, others := overUDP(list)
-				add(at, &ports[i], udp, false)
-				add(at, nil, others, false)
-				continue
-			}
-			add(at, &ports[i], list, false)
+			add(path+".toPorts["+strconv.Itoa(i)+"]", &ports[i], list, false)
 		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/layer7"
-	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -25,28 +24,6 @@ func everyName(list []FQDN) bool {
 
 // hasDNS reports whether the port rule has rules for DNS that a proxy evaluates.
 func (r *PortRule) hasDNS() bool { return r.Listener == nil && r.Rules != nil && len(r.Rules.DNS) > 0 }
-
-// overUDP divides ports into ports of UDP, at which the DNS proxy evaluates queries, and ports of other protocols.
-func overUDP(list []rule.Port) (udp, others []rule.Port) {
-	for _, p := range list {
-		switch {
-		case p.Name != "" && p.Protocol == 0:
-			for _, proto := range protocols("") {
-				named := p
-				if named.Protocol = proto; proto == port.UDP {
-					udp = append(udp, named)
-				} else {
-					others = append(others, named)
-				}
-			}
-		case p.Name != "" && p.Protocol == port.UDP, p.Name == "" && port.Whole(port.UDP).Contains(p.Range.Lo):
-			udp = append(udp, p)
-		default:
-			others = append(others, p)
-		}
-	}
-	return udp, others
-}
 
 // forwarded reports whether the DNS rules of a port rule are equivalent to a plain allow.
 func forwarded(r *PortRule, o rule.Options) bool {

@@ -124,9 +124,8 @@ func TestRuleForEveryNameRedirectsUDP(t *testing.T) {
 		want  string
 	}{
 		{every, rule.Options{}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
-		{every, rule.Options{DNSOverUDP: true}, "sctp allow none, tcp allow none, udp redirect dns"},
 		{every, rule.Options{WithoutDNSProxy: true}, "sctp allow none, tcp allow none, udp allow none"},
-		{some, rule.Options{DNSOverUDP: true}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
+		{some, rule.Options{}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
 		{some, rule.Options{WithoutDNSProxy: true}, "sctp redirect dns, tcp redirect dns, udp redirect dns"},
 	} {
 		if got := strings.ToLower(rules(c.names, c.o)); got != c.want {
@@ -135,7 +134,7 @@ func TestRuleForEveryNameRedirectsUDP(t *testing.T) {
 	}
 }
 
-// TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem: with a proxy, DNS rules over UDP and toFQDNs are enforced.
+// TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem: with a proxy, DNS rules and toFQDNs are enforced.
 func TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem(t *testing.T) {
 	const dns = "spec.egress[0].toPorts[0].rules.dns: "
 	for _, c := range []struct{ rule, with, without string }{
@@ -145,7 +144,11 @@ func TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem(t *testing.T) {
 		},
 		{
 			`{"ports": [{"port": "53", "protocol": "ANY"}], "rules": {"dns": [{"matchName": "a.test"}]}}`,
-			dns + "not supported by Sluice: DNS rules for TCP and SCTP; ", dns + "not supported by Sluice: DNS rules; ",
+			"", dns + "not supported by Sluice: DNS rules; ",
+		},
+		{
+			`{"ports": [{"port": "53", "protocol": "SCTP"}], "rules": {"dns": [{"matchName": "a.test"}]}}`,
+			dns + "not supported by Sluice: DNS rules for SCTP; ", dns + "not supported by Sluice: DNS rules; ",
 		},
 		{
 			`{"ports": [{"port": "53"}], "rules": {"dns": [{"matchPattern": "*"}]}}`,
@@ -154,7 +157,7 @@ func TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem(t *testing.T) {
 	} {
 		for without, want := range map[bool]string{false: c.with, true: c.without} {
 			got := ""
-			for _, n := range policyWith(t, c.rule).Notes(rule.Options{WithoutDNSProxy: without, DNSOverUDP: true}) {
+			for _, n := range policyWith(t, c.rule).Notes(rule.Options{WithoutDNSProxy: without}) {
 				got += n.Path + ": " + n.Text
 			}
 			if !strings.HasPrefix(got, want) || want == "" && got != "" {

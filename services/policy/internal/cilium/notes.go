@@ -82,8 +82,8 @@ func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Not
 		case r.Listener != nil:
 			ns.Unsupported(p+".listener", "proxies of the user%s", isDropped)
 		case r.hasDNS() && !o.WithoutDNSProxy:
-			if o.DNSOverUDP && !everyName(r.Rules.DNS) && slices.ContainsFunc(r.Ports, PortProtocol.beyondUDP) {
-				ns.Unsupported(p+".rules.dns", "DNS rules for TCP and SCTP%s", isDropped)
+			if slices.ContainsFunc(r.Ports, PortProtocol.isSCTP) {
+				ns.Unsupported(p+".rules.dns", "DNS rules for SCTP%s", isDropped)
 			}
 		case r.hasDNS() && !forwarded(r, o):
 			ns.Unsupported(p+".rules.dns", "DNS rules%s", isDropped)
@@ -104,9 +104,9 @@ func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Not
 	}
 }
 
-// beyondUDP reports whether the entry includes ports of other protocols than UDP.
-func (p PortProtocol) beyondUDP() bool {
-	return p.Protocol == nil || !strings.EqualFold(*p.Protocol, "UDP")
+// isSCTP reports whether the entry names SCTP, for which no proxy evaluates queries.
+func (p PortProtocol) isSCTP() bool {
+	return p.Protocol != nil && strings.EqualFold(*p.Protocol, "SCTP")
 }
 
 // asked reports whether the rule requires authentication.

@@ -247,7 +247,7 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 	for _, f := range All() {
 		counts[f.Support]++
 		t.Run(f.Kind+"."+f.Path, func(t *testing.T) {
-			options := rule.Options{Cluster: "default", DNSOverUDP: true}
+			options := rule.Options{Cluster: "default"}
 			text := manifestWith(t, &f, f.example(t))
 			if f.Setting != "" {
 				if without := outcomeOf(text, options); !without.concerns(f.at()) {

@@ -4,7 +4,7 @@
 package fields
 
 const (
-	learned   = "addresses of answers over UDP, or given to LearnNames; answers over TCP, or in audit mode, teach nothing"
+	learned   = "addresses of answers, or given to LearnNames; answers in audit mode teach nothing"
 	forEgress = "only egress rules may have it"
 	aNodes    = "Nodes, selected by the labels of their Node objects. " + unknownLabels
 	onePeer   = "{namespaces: {}}"

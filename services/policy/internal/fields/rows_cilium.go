@@ -8,10 +8,9 @@ const (
 	deniesAll     = "the rule denies all peers, on the ports that it names"
 	dropped       = "packets that match are redirected to no proxy, and dropped"
 	cNodes        = "Other nodes, selected by the labels of their Node objects. " + unknownLabels
-	overUDP       = "DNS over UDP only: over TCP, the pattern * lets every name pass and teaches nothing, and other lists drop " +
-		"(no-proxy); audit mode bypasses the proxy"
-	port53 = "ports: [{port: '53', protocol: UDP}]"
-	port80 = "ports: [{port: '80', protocol: TCP}]"
+	evaluatedDNS  = "DNS over UDP and TCP; audit mode bypasses the proxy"
+	port53        = "ports: [{port: '53', protocol: UDP}]"
+	port80        = "ports: [{port: '80', protocol: TCP}]"
 )
 
 // entities lists the values of fromEntities and toEntities.
@@ -286,9 +285,9 @@ var ciliumRows = map[string]row{
 		example:  "{matchLabels: {a: b}}",
 	},
 	"cilium.FQDN.matchName@toFQDNs":    named(learned),
-	"cilium.FQDN.matchName@dns":        named(overUDP),
+	"cilium.FQDN.matchName@dns":        named(evaluatedDNS),
 	"cilium.FQDN.matchPattern@toFQDNs": pattern(learned),
-	"cilium.FQDN.matchPattern@dns":     pattern(overUDP),
+	"cilium.FQDN.matchPattern@dns":     pattern(evaluatedDNS),
 	"cilium.PortRule.ports": {
 		about:   "Ports.",
 		example: "[{port: '80', protocol: TCP}]",
@@ -392,7 +391,7 @@ var ciliumRows = map[string]row{
 		example: "[{path: /}]",
 	},
 	"cilium.L7Rules.dns": {
-		becomes: overUDP,
+		becomes: evaluatedDNS,
 		about:   "DNS queries. Without the setting dns.proxy, a list with the pattern * allows its ports, and others drop.",
 		example: "[{matchName: a.example.com}]",
 	},

@@ -251,8 +251,7 @@ type Options struct {
 	// WithoutDNSProxy is set if no proxy inspects DNS queries. A list of DNS rules that allows every name then
 	// simply allows its ports, and other lists allow nothing.
 	WithoutDNSProxy bool
-	// DNSOverUDP is set if the DNS proxy evaluates queries over UDP only. A list of DNS rules that allows every name then
-	// allows the other protocols without the proxy, and other lists allow nothing over them.
+	// DNSOverUDP restricts ImplicitDNS to queries over UDP.
 	DNSOverUDP bool
 	// ImplicitDNS makes the DNS proxy learn addresses from what plain rules allow at port 53, for subjects with names and
 	// without a DNS rule.

@@ -146,12 +146,12 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 }
 
 // outcome returns what the datapath does with redirected packets, as `sluice explain` prints it. There is a proxy only
-// for DNS queries over UDP that pods send.
+// for DNS queries that pods send over UDP or TCP.
 func outcome(r *policyv1.ExplainResponse, protocol uint32) string {
 	if r.GetVerdict() != policyv1.Action_ACTION_REDIRECT {
 		return ""
 	}
-	if protocol == uint32(netv1.Protocol_PROTOCOL_UDP) && r.GetEgress().GetProxy() == netv1.Proxy_PROXY_DNS &&
+	if protocol != uint32(netv1.Protocol_PROTOCOL_SCTP) && r.GetEgress().GetProxy() == netv1.Proxy_PROXY_DNS &&
 		r.GetIngress().GetAction() != policyv1.Action_ACTION_REDIRECT {
 		return ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran, " +
 			"or without the setting dns.proxy"

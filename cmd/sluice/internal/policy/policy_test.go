@@ -646,7 +646,7 @@ func TestPolicyExplainRefusesAddressesOfServices(t *testing.T) {
 	}
 }
 
-// TestExplainOfARedirectSaysThatItIsDropped, as `sluice explain` does, unless it is DNS over UDP.
+// TestExplainOfARedirectSaysThatItIsDropped, as `sluice explain` does, unless it is DNS over UDP or TCP.
 func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
 	n := nodetest.New(t, Command)
 	out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "8080", "-o", "wide")
@@ -654,10 +654,10 @@ func TestExplainOfARedirectSaysThatItIsDropped(t *testing.T) {
 	if !strings.Contains(out, want) {
 		t.Errorf("policy explain\n%s", out)
 	}
+	const evaluated = ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran, " +
+		"or without the setting dns.proxy "
 	for protocol, want := range map[string]string{
-		"udp": ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran, " +
-			"or without the setting dns.proxy ",
-		"tcp": ", and DROPPED (no-proxy): no proxy evaluates such packets ",
+		"udp": evaluated, "tcp": evaluated, "sctp": ", and DROPPED (no-proxy): no proxy evaluates such packets ",
 	} {
 		out, _ := n.Want(t, 0, "policy", "explain", "--from", "300", "--to", "301", "--port", "53/"+protocol)
 		if !strings.Contains(strings.Join(strings.Fields(out), " "), ": REDIRECTED by policy revision 6"+want) {

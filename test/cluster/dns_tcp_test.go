@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package cluster
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/test/internal/pod"
+)
+
+const dnsAcrossNodes = `
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: client, namespace: test}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  egress:
+  - toEntities: [all]
+    toPorts:
+    - ports: [{protocol: TCP, port: "53"}]
+      rules: {dns: [{matchName: allowed.example}]}
+`
+
+// serveDNS answers each query over TCP without an error. It returns the addresses of its clients.
+func serveDNS(t *testing.T, in pod.Pod, at netip.Addr) <-chan netip.Addr {
+	t.Helper()
+	l, err := in.Listen(netip.AddrPortFrom(at, 53))
+	if err != nil {
+		t.Fatal(err)
+	}
+	clients := make(chan netip.Addr, 16)
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.AcceptTCP()
+			if err != nil {
+				return // the listener was closed
+			}
+			clients <- c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+			go func() {
+				defer c.Close()
+				for {
+					b, err := readMessage(c)
+					var m dnsmessage.Message
+					if err != nil || m.Unpack(b) != nil {
+						return
+					}
+					m.Response = true
+					if b, err = m.Pack(); err != nil || writeMessage(c, b) != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return clients
+}
+
+func readMessage(c io.Reader) ([]byte, error) {
+	var size [2]byte
+	if _, err := io.ReadFull(c, size[:]); err != nil {
+		return nil, err
+	}
+	b := make([]byte, binary.BigEndian.Uint16(size[:]))
+	_, err := io.ReadFull(c, b)
+	return b, err
+}
+
+func writeMessage(c io.Writer, b []byte) error {
+	_, err := c.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(b))), b...))
+	return err
+}
+
+// lookUp asks for a name over TCP.
+func lookUp(c net.Conn, name string) (dnsmessage.RCode, error) {
+	m := dnsmessage.Message{
+		Header: dnsmessage.Header{ID: 7},
+		Questions: []dnsmessage.Question{{
+			Name: dnsmessage.MustNewName(name), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET,
+		}},
+	}
+	b, err := m.Pack()
+	if err != nil {
+		return 0, err
+	}
+	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		return 0, err
+	}
+	if err := writeMessage(c, b); err != nil {
+		return 0, err
+	}
+	if b, err = readMessage(c); err == nil {
+		err = m.Unpack(b)
+	}
+	return m.RCode, err
+}
+
+// TestDNSOverTCPReachesServersElsewhere resolves names by servers in a pod of another node, on another node, and
+// outside. The pod's server sees the client's own address; outside, the client has its node's address.
+func TestDNSOverTCPReachesServersElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: mode, Options: devnode.Options{
+				Args: map[string][]string{devnode.Datapath: {"--masquerade-enabled=true"}},
+			}})
+			here, there := c.nodes[0], c.nodes[1]
+			client, server := here.add(t, "client"), there.add(t, "dns")
+			here.identityOf(t, server, there)
+			there.identityOf(t, client, here)
+			outside := c.plug(t)
+			c.enforced(t, dnsAcrossNodes)
+			for family, own := range client.Addresses() {
+				for what, s := range map[string]struct {
+					in   pod.Pod
+					at   netip.Addr
+					seen netip.Addr // address of the client that the server sees; zero: not checked
+				}{
+					"a pod of another node": {server, server.Addresses()[family], own},
+					"another node":          {there.host(), there.Addresses()[family], netip.Addr{}},
+					"outside":               {outside, outside.Addresses()[family], here.Addresses()[family]},
+				} {
+					clients := serveDNS(t, s.in, s.at)
+					servicetest.EventuallyNil(t, fmt.Sprintf("DNS over TCP by %s, %s", what, s.at), func() error {
+						conn, err := client.Dial(t.Context(), netip.AddrPortFrom(s.at, 53))
+						if err != nil {
+							return err
+						}
+						defer conn.Close()
+						if code, err := lookUp(conn, "blocked.example."); err != nil || code != dnsmessage.RCodeRefused {
+							return fmt.Errorf("blocked.example: %v, %w", code, err)
+						}
+						if code, err := lookUp(conn, "allowed.example."); err != nil || code != dnsmessage.RCodeSuccess {
+							return fmt.Errorf("allowed.example: %v, %w", code, err)
+						}
+						return nil
+					})
+					for seen := range drained(clients) {
+						if s.seen.IsValid() && seen.Unmap() != s.seen {
+							t.Errorf("%s: the server has seen %s, want %s", what, seen, s.seen)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// drained returns the values that are in a channel.
+func drained(c <-chan netip.Addr) func(yield func(netip.Addr) bool) {
+	return func(yield func(netip.Addr) bool) {
+		for {
+			select {
+			case a := <-c:
+				if !yield(a) {
+					return
+				}
+			default:
+				return
+			}
+		}
+	}
+}

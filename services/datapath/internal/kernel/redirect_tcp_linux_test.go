@@ -200,20 +200,34 @@ func echoServer(t *testing.T, ns netns.NsHandle, at netip.AddrPort) <-chan netip
 	inNetns(t, ns, func() { l, err = net.Listen("tcp", at.String()) })
 	must(t, "listen at "+at.String(), err)
 	clients := make(chan netip.AddrPort, 64)
-	t.Cleanup(func() { l.Close() })
-	go func() {
+	var mu sync.Mutex // guards open
+	var open []net.Conn
+	var done sync.WaitGroup
+	t.Cleanup(func() {
+		l.Close()
+		mu.Lock()
+		for _, c := range open {
+			c.Close()
+		}
+		mu.Unlock()
+		done.Wait()
+	})
+	done.Go(func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
+			mu.Lock()
+			open = append(open, c)
+			mu.Unlock()
 			clients <- c.RemoteAddr().(*net.TCPAddr).AddrPort()
-			go func() {
+			done.Go(func() {
 				defer c.Close()
 				_, _ = io.Copy(c, c)
-			}()
+			})
 		}
-	}()
+	})
 	return clients
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/leaktest"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
@@ -36,7 +37,7 @@ func (services) Has(context.Context, netip.Addr) (bool, error) { return false, n
 func (services) Learn(context.Context, names.Asker, string, []netip.Addr, time.Duration) error {
 	return nil
 }
-func (services) Forget(context.Context, string, netip.Addr) error { return nil }
+func (services) Forget(context.Context, string, string, netip.Addr) error { return nil }
 
 // world is a Server with a listener for each of some endpoints. There are no servers behind it: allowed queries wait.
 type world struct {
@@ -60,7 +61,7 @@ func newWorld(t *testing.T) *world {
 		Rules: w.rules, Table: names.New(names.Limits{Names: 10, Addresses: 10}, time.Now()), Enforcer: services{},
 		Cluster: services{}, Refusal: refusal, HoldFor: time.Second, Now: time.Now,
 	})
-	w.pods = pods.New(x.Leave)
+	w.pods = pods.New(shares.Settings{}, x.Leave)
 	w.Server = New(Options{
 		Exchange: x, Rules: w.rules, Pods: w.pods, Log: slog.New(slog.DiscardHandler),
 		Take: func(ctx context.Context, _ bool) (int, error) {

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
@@ -34,6 +35,23 @@ var (
 
 // servedPort is the port that servers outside listen to.
 const servedPort = 7003
+
+// awaitProxy returns when packets reach sluice-dns. Until then they pass under rules that allow every name.
+func (n *testNode) awaitProxy(t *testing.T) {
+	t.Helper()
+	servicetest.EventuallyNil(t, "sluice-dns is attached", func() error {
+		st, err := n.datapath.GetStatus(servicetest.Context(t), &datapathv1.GetStatusRequest{})
+		if err != nil {
+			return err
+		}
+		for _, p := range st.GetProxies() {
+			if p.GetAttached() && p.GetTcpDevice() != "" {
+				return nil
+			}
+		}
+		return fmt.Errorf("proxies %v", st.GetProxies())
+	})
+}
 
 // nameServer is a DNS server outside. Every name exists. Each answer for a name of
 // "service.example." contains another address; the other names have the address of the host outside.
@@ -50,6 +68,7 @@ type nameServer struct {
 // nameServer starts a DNS server outside, to which routes of the node lead.
 func (n *testNode) nameServer(t *testing.T) *nameServer {
 	t.Helper()
+	n.awaitProxy(t)
 	s := &nameServer{world: n.outside(t)}
 	s.start(t, n)
 	return s

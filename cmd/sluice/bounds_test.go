@@ -19,18 +19,19 @@ import (
 func TestEveryChangeCanBeTried(t *testing.T) {
 	reads := []string{"Get", "List", "Watch", "Check", "Observe", "Explain", "Diff", "Wait", "Dump"}
 	others := map[protoreflect.FullName]string{
-		"sluice.datapath.v1.DatapathService.AuditMaps":       "changes something with repair alone",
-		"sluice.identity.v1.IdentityService.ConfirmEndpoint": "acknowledges an event",
-		"sluice.policy.v1.PolicyService.HoldAddresses":       "reports what the kernel has",
-		"sluice.identity.v1.ClusterService.PublishKinds":     "passes on what an API server has",
-		"sluice.identity.v1.ClusterService.PublishPodCIDRs":  "passes on what an API server has",
-		"sluice.identity.v1.ClusterService.ReportRefusals":   "reports what a node enforces",
-		"sluice.identity.v1.ClusterService.ConfirmMappings":  "reports what the datapath has applied",
-		"sluice.identity.v1.IdentityService.AdmitLabels":     "answers what WatchWaitingLabels asks",
-		"sluice.store.v1.StoreService.CreateJoinToken":       "makes another token, and changes nothing else",
-		"sluice.store.v1.StoreService.SaveSnapshot":          "reads",
-		"sluice.store.v1.EnrolService.Enrol":                 "a machine joins, with a token of its own",
-		"sluice.store.v1.EnrolService.EnrolMember":           "a machine joins, with a token of its own",
+		"sluice.datapath.v1.DatapathService.AuditMaps":          "changes something with repair alone",
+		"sluice.identity.v1.IdentityService.ConfirmEndpoint":    "acknowledges an event",
+		"sluice.policy.v1.PolicyService.HoldAddresses":          "reports what the kernel has",
+		"sluice.identity.v1.ClusterService.PublishKinds":        "passes on what an API server has",
+		"sluice.identity.v1.ClusterService.PublishPodCIDRs":     "passes on what an API server has",
+		"sluice.identity.v1.ClusterService.ReportRefusals":      "reports what a node enforces",
+		"sluice.identity.v1.ClusterService.ConfirmMappings":     "reports what the datapath has applied",
+		"sluice.identity.v1.IdentityService.AdmitLabels":        "answers what WatchWaitingLabels asks",
+		"sluice.datapath.v1.DNSReportService.ReportDNSMessages": "reports what sluice-dns has seen",
+		"sluice.store.v1.StoreService.CreateJoinToken":          "makes another token, and changes nothing else",
+		"sluice.store.v1.StoreService.SaveSnapshot":             "reads",
+		"sluice.store.v1.EnrolService.Enrol":                    "a machine joins, with a token of its own",
+		"sluice.store.v1.EnrolService.EnrolMember":              "a machine joins, with a token of its own",
 	}
 	tried := 0
 	protoregistry.GlobalFiles.RangeFiles(func(f protoreflect.FileDescriptor) bool {

@@ -34,7 +34,7 @@ type Calls struct {
 	// namespace.
 	Enter bool
 	// Namespace allows to make network namespaces, and TCP sockets, which are meant for them. The sockets must be opened
-	// like those of Datagram.
+	// like the sockets of Datagram.
 	Namespace bool
 	// TAP allows the ioctl that makes an open /dev/net/tun a queue of a TUN or TAP device.
 	TAP bool

@@ -77,7 +77,7 @@ func wantClosed(t *testing.T, from pod.Pod, a netip.Addr) {
 	}
 }
 
-// TestTenantTeachesNothingToOthers: the pods of a tenant ask their own DNS server for a name that the policies of another
+// TestTenantTeachesNothingToOthers: the pods of a tenant ask their own server for a name that the policies of another
 // tenant select, and the policies of the first tenant select it, too. That opens the answered address for the first
 // tenant alone.
 func TestTenantTeachesNothingToOthers(t *testing.T) {
@@ -117,7 +117,7 @@ spec:
 	wantClosed(t, hostile, own)
 }
 
-// TestPodTeachesOnlyNamesOfItsRules: a pod may ask for every name, and its policies select none of them. Its lookups open
+// TestPodTeachesOnlyNamesOfItsRules: a pod may ask for every name, and its policies select none. Its lookups open
 // nothing for a pod of its namespace whose policies select the name.
 func TestPodTeachesOnlyNamesOfItsRules(t *testing.T) {
 	t.Parallel()
@@ -187,7 +187,9 @@ func TestDNSMessagesAreObserved(t *testing.T) {
 	enforce(t, n.policies(t), namesPolicy)
 	events := n.observe(t, &datapathv1.ObserveRequest{Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_DNS}})
 	r := newResolver(t, client, netip.AddrPortFrom(s.world.IPv4, 53))
-	for name, code := range map[string]dnsmessage.RCode{"api.service.example.": 0, "blocked.test.": dnsmessage.RCodeRefused} {
+	for name, code := range map[string]dnsmessage.RCode{
+		"api.service.example.": 0, "blocked.test.": dnsmessage.RCodeRefused,
+	} {
 		if got, _, err := r.ask(name, dnsmessage.TypeA, 3); err != nil || got != code {
 			t.Fatalf("%s: %v, %v", name, got, err)
 		}
@@ -244,7 +246,8 @@ func TestNamesOfMessagesAreRedacted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m := f.GetDns(); !m.GetRedacted() || strings.Contains(string(text), "service.example") || len(m.GetAddresses()) > 0 {
+		if m := f.GetDns(); !m.GetRedacted() || strings.Contains(string(text), "service.example") ||
+			len(m.GetAddresses()) > 0 {
 			t.Errorf("an event of a message has %s", text)
 		}
 	}
@@ -302,7 +305,7 @@ spec:
 	}
 }
 
-// TestStubInAPodTeaches: a resolver such as systemd-resolved runs in the pod, listens to 127.0.0.53, and asks its server
+// TestStubInAPodTeaches: a resolver such as systemd-resolved runs in the pod, listens at 127.0.0.53, and asks its server
 // from a new port for each query.
 func TestStubInAPodTeaches(t *testing.T) {
 	t.Parallel()

@@ -166,7 +166,7 @@ func askAnew(
 		if err == nil || ctx.Err() != nil {
 			return addresses, err
 		}
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // before the query is repeated
 	}
 }
 

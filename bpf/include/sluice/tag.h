@@ -3,7 +3,7 @@
 #ifndef SLUICE_TAG_H
 #define SLUICE_TAG_H
 
-/* What a frame to a proxy says about its packet. */
+/* The tag of a frame to a proxy: rule set, endpoint and direction of its packet. */
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>

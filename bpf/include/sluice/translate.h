@@ -157,15 +157,15 @@ static __always_inline long store_answer(bool of_pod, __u8 family, __u8 zone)
 		return -1;
 	if (family == 4) {
 		own->xl4.zone = zone;
-		/* in place: no, an LRU map replaces the element */
 		if (of_pod)
+			/* in place: no, an LRU map replaces the element */
 			return bpf_map_update_elem(&sl_pod_answers4, &own->xl4, &own->xl, BPF_ANY);
 		/* in place: no, as above */
 		return bpf_map_update_elem(&sl_answers4, &own->xl4, &own->xl, BPF_ANY);
 	}
 	own->xl6.zone = zone;
-	/* in place: no, as above */
 	if (of_pod)
+		/* in place: no, as above */
 		return bpf_map_update_elem(&sl_pod_answers6, &own->xl6, &own->xl, BPF_ANY);
 	/* in place: no, as above */
 	return bpf_map_update_elem(&sl_answers6, &own->xl6, &own->xl, BPF_ANY);

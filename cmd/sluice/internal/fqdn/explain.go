@@ -72,7 +72,8 @@ func explain(ctx context.Context, inv *invocation.Invocation, name string) error
 }
 
 // answers returns what sluice-dns knows about a name. Without sluice-dns on this node, it returns nil. If sluice-dns
-// has a socket and does not answer, away is the reason: after a crash the socket remains until the process starts again.
+// has a socket and does not answer, away is the reason: after a crash the socket remains until the process starts
+// again.
 func answers(
 	ctx context.Context, inv *invocation.Invocation, name string,
 ) (seen *dnsv1.ExplainNameResponse, away, err error) {

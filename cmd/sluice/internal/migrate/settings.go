@@ -257,8 +257,8 @@ var settings = []setting{
 	{"dnsproxy-insecure-skip-transparent-mode-check", "", ignored("there is no such check")},
 	{"dnsproxy-concurrency-limit", "", func(r *report, from, value string) {
 		if value != "" && value != "0" {
-			differs(r, from, value, "fixed limits for each pod: 512 open queries and 512 held answers; further answers pass and "+
-				"teach nothing, and no query is refused")
+			differs(r, from, value, "fixed limits for each pod: 512 open queries and 512 held answers; further answers "+
+				"pass and teach nothing, and no query is refused")
 		}
 	}},
 	{"dnsproxy-concurrency-processing-grace-period", "", ignored("no query waits for others")},

@@ -26,7 +26,8 @@ func messageText(m *datapathv1.DNSMessage, dropped bool) string {
 		}
 		return text
 	}
-	text := fmt.Sprintf("answer %s %s: %s", name, flowwire.QueryType(m.GetQueryType()), flowwire.ResponseCode(m.GetResponseCode()))
+	text := fmt.Sprintf("answer %s %s: %s", name, flowwire.QueryType(m.GetQueryType()),
+		flowwire.ResponseCode(m.GetResponseCode()))
 	if len(m.GetCnameTargets()) > 0 {
 		text += ", CNAME " + strings.Join(m.GetCnameTargets(), ", ")
 	}

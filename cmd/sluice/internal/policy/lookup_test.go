@@ -45,7 +45,8 @@ func TestQueryIsExplained(t *testing.T) {
 	args := []string{"policy", "explain", "--from", "300", "--to", "301", "--dns", "API.example.com"}
 	out, _ := n.Want(t, 0, append(args, "-o", "wide")...)
 	nodetest.WantLines(t, out,
-		"300 -> 301, udp port 53, query for api.example.com.: ALLOWED by sluice-dns, which learns from the answer by policy revision 7",
+		"300 -> 301, udp port 53, query for api.example.com.: "+
+			"ALLOWED by sluice-dns, which learns from the answer by policy revision 7",
 		"> 1 - - CiliumNetworkPolicy shop/one spec.egress[0] redirect to dns; allows the name",
 		"2 - - CiliumNetworkPolicy shop/two spec.egress[0] redirect to dns; does not allow the name",
 		"3 - - CiliumNetworkPolicy shop/three spec.egress[0] allow",
@@ -65,7 +66,8 @@ func TestQueryIsExplained(t *testing.T) {
 		Name: "b.example.", Outcome: policyv1.QueryOutcome_QUERY_OUTCOME_REFUSED,
 	}
 	out, _ = n.Want(t, 0, args...)
-	if !strings.Contains(out, "REFUSED by sluice-dns") || !strings.Contains(out, "No rule allows connections by this name") {
+	if !strings.Contains(out, "REFUSED by sluice-dns") ||
+		!strings.Contains(out, "No rule allows connections by this name") {
 		t.Errorf("printed %s", out)
 	}
 	for outcome := range policyv1.QueryOutcome_name {

@@ -442,7 +442,7 @@ func TestPoliciesOfOneTenantDelayNoStatusOfAnother(t *testing.T) {
 		if at < 0 || at > maxBatch {
 			t.Errorf("the status was request %d, want it among the first %d", at, maxBatch)
 		}
-		// Within a tenant, the policy that waits longest comes first: every one has its status in the end.
+		// Within a tenant, the policy that waits longest comes first: so every policy gets its status.
 		close(api.tokens)
 		synctest.Wait()
 		if n := w.Status().Pending; n > 0 {

@@ -54,7 +54,7 @@ func TestKernelFloodsLeaveClientsWithALongRoundTrip(t *testing.T) {
 			}
 			strangers(before)
 			// from here on, the strangers so far have been idle for longer than a round trip
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) // the round trip
 			type waiting struct{ client, source netip.AddrPort }
 			var queue []waiting
 			served := 0
@@ -96,7 +96,8 @@ func TestKernelFloodsLeaveClientsWithALongRoundTrip(t *testing.T) {
 				}
 				strangers(every)
 				// not faster than the strangers send: claims are compared by their age
-				time.Sleep(time.Until(began.Add(time.Duration(i+1) * every * time.Second / perSecond)))
+				due := began.Add(time.Duration(i+1) * every * time.Second / perSecond)
+				time.Sleep(time.Until(due)) // paces the strangers
 			}
 			if served != clients {
 				t.Errorf("%d of %d clients were served", served, clients)

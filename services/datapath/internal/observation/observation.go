@@ -79,7 +79,7 @@ func Open(o Options) *Observation {
 }
 
 // EndOf returns the endpoint of this node with an address, the identity of the address, and the node ID of the other
-// node that has it; 0: none. What cannot be looked up is zero.
+// node that has it; 0: none. A result is zero if its lookup fails.
 func (o *Observation) EndOf(a netip.Addr) (end flow.End, id uint32, node uint16) {
 	slot, err := o.maps.Endpoints.SlotOf(a)
 	if err != nil {

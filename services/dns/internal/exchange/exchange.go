@@ -51,8 +51,8 @@ const queryTime = 10 * time.Second
 // address are denied.
 var ErrNoCapacity = errors.New("no space for addresses of DNS names")
 
-// ErrNotSelected is returned by an Enforcer if no rule of the pod that has asked selects the name. The answer passes, and
-// teaches nothing: otherwise a pod could teach names that only the policies of other pods select.
+// ErrNotSelected is returned by an Enforcer if no rule of the asking pod selects the name. The answer passes, and teaches
+// nothing: otherwise a pod could teach names that only the policies of other pods select.
 var ErrNotSelected = errors.New("no egress rule of the pod that asked selects the name")
 
 // Enforcer is sluice-policy.

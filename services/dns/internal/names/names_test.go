@@ -345,7 +345,8 @@ func TestAddressesOfPodsThatAreGoneMakeRoomFirst(t *testing.T) {
 func TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted(t *testing.T) {
 	c := newTable(8, 100)
 	noisy := Asker{Endpoint: 2, Tenant: "namespace noisy"}
-	asker, gone1, gone2 := Asker{Endpoint: 3, Tenant: "namespace shop"}, Asker{Endpoint: 4, Tenant: "namespace shop"}, Asker{Endpoint: 5, Tenant: "namespace shop"}
+	shop := func(endpoint uint32) Asker { return Asker{Endpoint: endpoint, Tenant: "namespace shop"} }
+	asker, gone1, gone2 := shop(3), shop(4), shop(5)
 	c.learn(noisy, "n0.", 2*time.Minute, 0)
 	for i := 1; i < 8; i++ {
 		c.learn(noisy, fmt.Sprintf("n%d.", i), time.Hour, i)

@@ -64,7 +64,8 @@ func TestTenantsLabelDecidesWhoShares(t *testing.T) {
 		1: {"shop", "acme", "tenant acme"}, 2: {"bank", "acme", "tenant acme"}, 3: {"shop", "", "namespace shop"},
 		4: {"tools", "acme", "system"}, 5: {"", "", "system"},
 	} {
-		p.Upsert(workload.Owner{ContainerID: e.namespace + e.value}, Endpoint{ID: id, Namespace: e.namespace, Tenant: e.value})
+		p.Upsert(workload.Owner{ContainerID: e.namespace + e.value},
+			Endpoint{ID: id, Namespace: e.namespace, Tenant: e.value})
 		if a := p.Get(uint16(id)).Asker; a.Tenant != e.tenant || a.Namespace != e.namespace { //nolint:gosec // as it is
 			t.Errorf("%+v: asker %+v", e, a)
 		}

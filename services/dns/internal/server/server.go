@@ -170,7 +170,7 @@ var reasons = map[names.Reason]dnsv1.RefusalReason{
 	names.NotEnforced:    dnsv1.RefusalReason_REFUSAL_REASON_NOT_ENFORCED,
 }
 
-// joined returns what the namespaces have learned about a name together.
+// joined returns all addresses of a name that the namespaces learned.
 func joined(name string, list []names.Name) *dnsv1.TaughtName {
 	out := &dnsv1.TaughtName{Name: name}
 	for _, n := range list {

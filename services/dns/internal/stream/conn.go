@@ -384,7 +384,7 @@ var (
 	errTooLong = errors.New("the message is too long")
 )
 
-// next returns the next message, which is valid until the following call. idle limits the wait for the first byte; 0: no
+// next returns the next message, valid until the following call. idle limits the wait for the first byte; 0: no
 // limit. The error is io.EOF if the connection ended between two messages.
 func (r *reader) next(idle time.Duration) ([]byte, error) {
 	if r.buffered.Buffered() == 0 && idle > 0 {

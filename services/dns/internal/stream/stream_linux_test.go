@@ -212,7 +212,7 @@ func TestRefusedNamesAreAnsweredOnTheConnection(t *testing.T) {
 		if _, err := c.Write(part); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Millisecond) // so that the parts arrive one by one
 	}
 	for range 2 {
 		if h := answer(t, c); h.RCode != dnsmessage.RCodeRefused {

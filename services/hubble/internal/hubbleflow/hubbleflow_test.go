@@ -227,7 +227,8 @@ func TestDNSMessageIsOfLayer7(t *testing.T) {
 	want := &flow.Layer7{Type: flow.L7FlowType_REQUEST, Record: &flow.Layer7_Dns{Dns: &flow.DNS{
 		Query: "api.example.com.", Qtypes: []string{"AAAA"}, Rcode: 5, ObservationSource: "sluice-dns",
 	}}}
-	if got.GetType() != flow.FlowType_L7 || got.GetEventType().GetType() != TypeAccessLog || !proto.Equal(got.GetL7(), want) ||
+	if got.GetType() != flow.FlowType_L7 || got.GetEventType().GetType() != TypeAccessLog ||
+		!proto.Equal(got.GetL7(), want) ||
 		got.GetVerdict() != flow.Verdict_DROPPED || got.GetDropReasonDesc() != 0 || got.GetIsReply().GetValue() ||
 		got.GetIsReply() == nil || got.GetSummary() != "DNS Query api.example.com. AAAA" { //nolint:staticcheck // printed
 		t.Errorf("a refused query: %s", prototext.Format(got))
@@ -241,7 +242,8 @@ func TestDNSMessageIsOfLayer7(t *testing.T) {
 	got = Converter{}.Flow(f)
 	dns := got.GetL7().GetDns()
 	const summary = `DNS Answer "192.0.2.1,192.0.2.2" TTL: 30 CNAMEs: "cdn.example." (sluice-dns api.example.com. A)`
-	if got.GetL7().GetType() != flow.L7FlowType_RESPONSE || len(dns.GetIps()) != 2 || dns.GetCnames()[0] != "cdn.example." ||
+	if got.GetL7().GetType() != flow.L7FlowType_RESPONSE || len(dns.GetIps()) != 2 ||
+		dns.GetCnames()[0] != "cdn.example." ||
 		dns.GetTtl() != 30 || !got.GetIsReply().GetValue() || got.GetSummary() != summary { //nolint:staticcheck // printed
 		t.Errorf("an answer: %s", prototext.Format(got))
 	}

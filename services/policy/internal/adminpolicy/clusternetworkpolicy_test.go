@@ -38,7 +38,8 @@ func TestDomainNamesAllowAllQueries(t *testing.T) {
 			}
 			switch {
 			case len(r.Peers.Names) > 0:
-			case !r.Ports[0].Names("dns", port.UDP) || !r.Ports[0].Names("dns", port.TCP) || !r.Ports[1].Names("dns-tcp", port.TCP):
+			case !r.Ports[0].Names("dns", port.UDP) || !r.Ports[0].Names("dns", port.TCP) ||
+				!r.Ports[1].Names("dns-tcp", port.TCP):
 				t.Errorf("the rule %s does not select the ports of the resolver", r.Content())
 			case without && (r.Action != policytable.Allow || r.Layer7 != nil),
 				!without && (r.Action != policytable.Redirect || r.Proxy != policytable.ProxyDNS || r.Layer7 == nil ||

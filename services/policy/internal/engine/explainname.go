@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// QueryOutcome is what happens to a DNS query of a subject.
+// QueryOutcome tells what happens to a DNS query of a subject.
 type QueryOutcome uint8
 
 // The outcomes.

@@ -108,6 +108,8 @@ func (x *ProxyAttachment) GetHeartbeatOffset() uint32 {
 // answer to each request is one ProxyReply. Replies come in the order of the requests.
 type ProxyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the proxy asks for.
+	//
 	// Types that are valid to be assigned to Request:
 	//
 	//	*ProxyRequest_Namespace
@@ -177,10 +179,12 @@ type isProxyRequest_Request interface {
 }
 
 type ProxyRequest_Namespace struct {
+	// The proxy namespace with its listeners.
 	Namespace *ProxyNamespaceRequest `protobuf:"bytes,1,opt,name=namespace,proto3,oneof"`
 }
 
 type ProxyRequest_Sockets struct {
+	// Sockets of the proxy namespace, for connections to servers.
 	Sockets *ProxySocketsRequest `protobuf:"bytes,2,opt,name=sockets,proto3,oneof"`
 }
 
@@ -286,6 +290,8 @@ func (x *ProxySocketsRequest) GetIpv6() bool {
 // ProxyReply answers a ProxyRequest.
 type ProxyReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// Result of the request.
+	//
 	// Types that are valid to be assigned to Reply:
 	//
 	//	*ProxyReply_Namespace
@@ -365,10 +371,12 @@ type isProxyReply_Reply interface {
 }
 
 type ProxyReply_Namespace struct {
+	// The proxy namespace; the descriptors come with the message.
 	Namespace *ProxyNamespace `protobuf:"bytes,1,opt,name=namespace,proto3,oneof"`
 }
 
 type ProxyReply_Sockets struct {
+	// The sockets; the descriptors come with the message.
 	Sockets *ProxySockets `protobuf:"bytes,2,opt,name=sockets,proto3,oneof"`
 }
 

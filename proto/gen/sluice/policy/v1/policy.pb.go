@@ -2006,8 +2006,8 @@ type NameAsker struct {
 	// Its namespace, empty without one. Only pods of this namespace may use the addresses. Unset: all pods may; an older
 	// sluice-dns does not set it.
 	Namespace *string `protobuf:"bytes,3,opt,name=namespace,proto3,oneof" json:"namespace,omitempty"`
-	// Its identity; 0: not known. If no egress rule of the identity selects the name, nothing is stored, so that a pod
-	// cannot teach names that only the policies of others select.
+	// Its identity; 0: not known. If no egress rule of the identity selects the name, no address is stored, so that a
+	// pod cannot teach names that only the policies of others select.
 	Identity      uint32 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2240,7 +2240,7 @@ type LearnedName struct {
 	UsedBy []*RuleSource `protobuf:"bytes,3,rep,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
 	// Number of omitted rules that select the name.
 	OmittedUseCount uint32 `protobuf:"varint,4,opt,name=omitted_use_count,json=omittedUseCount,proto3" json:"omitted_use_count,omitempty"`
-	// The only namespace whose pods may use the addresses, empty for workloads without a namespace: a pod of it has asked
+	// The only namespace whose pods may use the addresses, empty for workloads without a namespace: one of its pods asked
 	// for the name. Unset: all pods may use them, because LearnNames was called without a pod.
 	Namespace     *string `protobuf:"bytes,5,opt,name=namespace,proto3,oneof" json:"namespace,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2740,7 +2740,7 @@ func (x *ExplainResponse) GetDns() *LookupExplanation {
 	return nil
 }
 
-// LookupExplanation is what happens to a DNS query, and to which addresses of the name its sender may connect.
+// LookupExplanation tells what happens to a DNS query, and to which addresses of the name its sender may connect.
 type LookupExplanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name in lower case, with the final dot.

@@ -96,7 +96,7 @@ func (ps *Programs) Reload(constants map[string]any) (err error) {
 	return nil
 }
 
-// Load returns the programs for a set of devices, and loads those of them that are lazy and not loaded yet.
+// Load returns the programs for a set of devices, and first loads the lazy ones that are not loaded yet.
 func (ps *Programs) Load(d Devices) ([]*Program, error) {
 	return ps.find(func(s Spec) bool { return s.Devices == d })
 }

@@ -25,8 +25,8 @@ type StoreOptions struct {
 	Users []uint32
 	// Most is the maximum number of sockets; 0: 1,024. A client with more keeps only the first ones.
 	Most int
-	// Keep is how long sockets are kept without a client; 0: 10 s. Then the kernel refuses connections to them again, and
-	// another program, such as an earlier version of the client, can listen on their ports.
+	// Keep is how long sockets are kept without a client; 0: 10 s. Then the kernel refuses connections to them
+	// again, and another program, such as an earlier version of the client, can listen on their ports.
 	Keep time.Duration
 	Log  *slog.Logger // nil: none
 }

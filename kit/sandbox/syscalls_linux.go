@@ -33,8 +33,8 @@ type Calls struct {
 	// Enter allows setns into network namespaces, and the ioctl that returns the type of a
 	// namespace.
 	Enter bool
-	// Namespace allows to make network namespaces, and TCP sockets, which are meant for them. The sockets must be opened
-	// like the sockets of Datagram.
+	// Namespace allows to make network namespaces, and TCP sockets, which are meant for them. The sockets must be
+	// opened like the sockets of Datagram.
 	Namespace bool
 	// TAP allows the ioctl that makes an open /dev/net/tun a queue of a TUN or TAP device.
 	TAP bool
@@ -91,7 +91,7 @@ func checked(c Calls, pid int) []seccomp.NameWithConditions {
 		}
 		return call
 	}
-	// internet returns an entry that refuses a call for internet sockets if argument n is none of the values.
+	// internet returns an entry that refuses a call for internet sockets unless argument n has one of the values.
 	internet := func(name string, n uint32, than ...uint64) seccomp.NameWithConditions {
 		call := seccomp.NameWithConditions{Name: name, Conditions: seccomp.ArgumentConditions{
 			arg(0, seccomp.NotEqual, unix.AF_UNIX), arg(0, seccomp.NotEqual, unix.AF_NETLINK),

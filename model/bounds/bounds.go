@@ -43,9 +43,9 @@ type Bound struct {
 	Beyond string
 	// Shown lists where an operator sees it.
 	Shown string
-	// In lists the eBPF maps that have this limit, and its numbers in sl_bound and sl_rate (SL_BOUND_..., SL_RATE_...);
-	// empty: it is no limit of the programs. scripts/check verifies that each map that programs fill, and each number,
-	// has a limit. A test of the kernel uses up all of them.
+	// In lists the eBPF maps that have this limit, and its numbers in sl_bound and sl_rate (SL_BOUND_...,
+	// SL_RATE_...); empty: it is no limit of the programs. scripts/check verifies that each map that programs fill,
+	// and each number, has a limit. A test of the kernel uses up all of them.
 	In []string
 	// Tests lists tests that exhaust the limit with one tenant while another is unaffected, or that show the effect
 	// of a limit of one object. An undivided limit may have none.

@@ -72,8 +72,8 @@ type around struct {
 	frontendState frontendstream.Memory  // nil: the state is not kept
 
 	proxies func() (net.Listener, error) // opens the socket for proxies; nil: none can attach
-	// listeners opens the socket by which sluice-loadbalancer keeps its listening sockets over a restart; nil: it does
-	// not.
+	// listeners opens the socket by which sluice-loadbalancer keeps its listening sockets over a restart; nil: it
+	// does not.
 	listeners func() (net.Listener, error)
 	tun       string // device node of TAP devices; "": the machine's
 

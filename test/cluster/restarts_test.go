@@ -148,9 +148,9 @@ type restarted struct {
 	args        []string // arguments of the datapaths
 	targets     []prober.Target
 	looked      atomic.Int32 // calls of entries
-	// forgets means that the previous version of the processes does not keep health check ports: sluice-loadbalancer
-	// wrote no file, so that the next one answers 503 until the datapath has subscribed, and the datapath kept no
-	// listener.
+	// forgets means that the previous version of the processes does not keep health check ports:
+	// sluice-loadbalancer wrote no file, so that the next one answers 503 until the datapath has subscribed, and
+	// the datapath kept no listener.
 	forgets bool
 }
 

@@ -105,7 +105,8 @@ func withoutPodPrograms(t *testing.T, n *node) {
 	inNode(func() error {
 		links, err := netlink.LinkList()
 		for _, l := range links {
-			if strings.HasPrefix(l.Attrs().Name, "sl") && l.Type() == "veth" {
+			name := l.Attrs().Name
+			if strings.HasPrefix(name, "sl") && !strings.HasPrefix(name, "slp") && l.Type() == "veth" {
 				err = errors.Join(err, deletePrograms(l))
 			}
 		}

@@ -191,7 +191,8 @@ func TestUsesOfTheDeviceOfArrivalAreListed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// a function: its heading, a brace at the beginning of a line, and the body up to the next such brace
+			// a function: its heading, a brace at the beginning of a line, and the body up to the next such
+			// brace
 			for _, f := range strings.Split(string(content), "\n}\n") {
 				heading, body, ok := strings.Cut(f, "\n{\n")
 				if !ok || !users.MatchString(body) {

@@ -325,9 +325,9 @@ func (n sluiceNode) exactEndpoints(pods map[string]string, connected int) error 
 	return errors.Join(append(errs, n.exactDevices(devices))...)
 }
 
-// endpointDevice reports whether a device belongs to an endpoint and is not the tunnel.
+// endpointDevice reports whether a device belongs to an endpoint, and is neither the tunnel nor a device for proxies.
 func endpointDevice(name string) bool {
-	return strings.HasPrefix(name, "sl") && !strings.HasPrefix(name, "slt")
+	return strings.HasPrefix(name, "sl") && !strings.HasPrefix(name, "slt") && !strings.HasPrefix(name, "slp")
 }
 
 // exactDevices compares devices, routes and network namespaces with the endpoints.

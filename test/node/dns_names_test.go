@@ -273,8 +273,8 @@ func TestIPv6OnlyPodsResolveNames(t *testing.T) {
 	}
 }
 
-// TestSeveralServersTeach: a resolver asks its servers one after the other, because the first does not answer, and each
-// of the others teaches. The answer of another server than the one that was asked is dropped.
+// TestSeveralServersTeach: a resolver queries its servers one after the other, because the first does not answer, and
+// each of the others teaches. The answer of a server that the resolver did not query is dropped.
 func TestSeveralServersTeach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -305,8 +305,8 @@ spec:
 	}
 }
 
-// TestStubInAPodTeaches: a resolver such as systemd-resolved runs in the pod, listens at 127.0.0.53, and asks its server
-// from a new port for each query.
+// TestStubInAPodTeaches: a resolver such as systemd-resolved runs in the pod, listens at 127.0.0.53, and asks its
+// server from a new port for each query.
 func TestStubInAPodTeaches(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -80,13 +80,14 @@ func whole[T any](dump func() ([]T, error)) (all []T, err error) {
 
 func allRoutes() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) }
 
-// nodeDevices returns the endpoint devices in the node's namespace.
+// nodeDevices returns the endpoint devices in the node's namespace, without the device of the proxy namespace.
 func nodeDevices(netns string) (names []string, err error) {
 	err = pod.In(netns, func() error {
 		links, err := whole(netlink.LinkList)
 		for _, l := range links {
-			if l.Type() == "veth" && strings.HasPrefix(l.Attrs().Name, "sl") {
-				names = append(names, l.Attrs().Name)
+			name := l.Attrs().Name
+			if l.Type() == "veth" && strings.HasPrefix(name, "sl") && !strings.HasPrefix(name, "slp") {
+				names = append(names, name)
 			}
 		}
 		return err

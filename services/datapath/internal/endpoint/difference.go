@@ -30,8 +30,8 @@ func (d Difference) String() string {
 const (
 	SubjectQdisc  = "qdisc"
 	SubjectFilter = "filter"
-	// SubjectTCX is a tcx program that runs before Sluice's and may end the hook. It is only reported, because only the
-	// owner of a bpf_link can detach the program of the link.
+	// SubjectTCX is a tcx program that runs before Sluice's and may end the hook. It is only reported, because only
+	// the owner of a bpf_link can detach the program of the link.
 	SubjectTCX = "tcx program"
 	// SubjectRootQdisc is a foreign root qdisc on a host end. Packets that the programs deliver
 	// directly bypass it. It is only reported, because its owner may add it again.

@@ -84,8 +84,8 @@ type HostPorts interface {
 	// SetTenant sets the tenant of a namespace; ports of the namespace's pods count towards the
 	// tenant. Until the first call, a namespace is its own tenant.
 	SetTenant(namespace string, t shares.Tenant)
-	// Claim reserves the ports for the owner until Release. It returns the errors that Check returns, and then reserves
-	// no port.
+	// Claim reserves the ports for the owner until Release. It returns the errors that Check returns, and then
+	// reserves no port.
 	Claim(s Spec) error
 	// Restore claims the ports of endpoints that an earlier process created. If two endpoints have
 	// the same port, a ready endpoint keeps it.
@@ -136,8 +136,8 @@ type Policies interface {
 	// Await returns when the kernel has the tables of the identity, so that a new endpoint may
 	// start. ErrUnavailable if the tables do not arrive, ErrFull if the maps have no capacity.
 	Await(ctx context.Context, identity uint32) error
-	// Prepare returns when the kernel has the tables of the identity, even if new endpoints need not wait for theirs. It
-	// returns the errors that Await returns.
+	// Prepare returns when the kernel has the tables of the identity, even if new endpoints need not wait for
+	// theirs. It returns the errors that Await returns.
 	Prepare(ctx context.Context, identity uint32) error
 	// Of returns the tables that evaluate an endpoint.
 	Of(slot uint16) (Policy, bool)

@@ -70,9 +70,8 @@ type Options struct {
 	TunnelPorts []uint16
 
 	// EventsPerSecond limits the events of one endpoint and reason. All endpoints on a CPU together may
-	// have 16 times as many for a reason, of which each is guaranteed a part. Suppressed events are counted in the Lost field of the
-	// next
-	// event. Zero means 64.
+	// have 16 times as many for a reason, of which each is guaranteed a part. Suppressed events are counted in the
+	// Lost field of the next event. Zero means 64.
 	EventsPerSecond uint32
 
 	// Routing selects how packets travel between pods of two nodes, and so which programs are loaded.

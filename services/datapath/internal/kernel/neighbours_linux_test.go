@@ -198,7 +198,8 @@ var exhaustions = map[string]func(t *testing.T, n *neighbours){
 		inNetns(t, n.f.a.ns, func() {
 			for i := range 17_000 {
 				n.fromOutside(1, func(int) []byte {
-					return ip4Header{src: forged(i), dst: n.port.Addr(), proto: protoUDP}.with(udp(3000, n.port.Port()))
+					h := ip4Header{src: forged(i), dst: n.port.Addr(), proto: protoUDP}
+					return h.with(udp(3000, n.port.Port()))
 				})
 				answer := ip4Header{src: n.here.IPv4, dst: forged(i), proto: protoUDP}.with(udp(8080, 3000))
 				in := frame(n.here.HostMAC, n.here.MAC, etherIPv4, answer)

@@ -11,8 +11,8 @@ import (
 )
 
 // TestKernelFloodsLeaveClientsWithALongRoundTrip: strangers with random addresses send 5,000 SYNs, or pairs of
-// datagrams, in a second to a node port with a backend on another node. Clients whose round trip takes 0.4 s are served:
-// the answer to their first packet reaches them, and their later packets have the same port of the node.
+// datagrams, in a second to a node port with a backend on another node. Clients whose round trip takes 0.4 s are
+// served: the answer to their first packet reaches them, and their later packets have the same port of the node.
 func TestKernelFloodsLeaveClientsWithALongRoundTrip(t *testing.T) {
 	const (
 		perSecond = 5000

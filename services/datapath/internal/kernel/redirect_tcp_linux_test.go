@@ -308,13 +308,14 @@ func TestKernelOnlyRedirectedConnectionsLeaveTheProxyNamespace(t *testing.T) {
 		putNames(t, f.a.k)
 		names(t, f.a.k, client, namesOf7)
 		proxy := newRelay(t, f.a.k, f.a.ns)
+		hosts, at := []netip.Addr{f.a.addr4, f.a.addr6}, netip.AddrPortFrom
 		for i, own := range client.Addrs() {
 			for what, c := range map[string]struct{ from, to netip.AddrPort }{
-				"another port of a pod":        {netip.AddrPortFrom(own, 2000), netip.AddrPortFrom(near.Addrs()[i], 80)},
-				"a server that rules name":     {netip.AddrPortFrom(own, 2001), netip.AddrPortFrom(near.Addrs()[i], dnsPort)},
-				"the client itself":            {netip.AddrPortFrom(near.Addrs()[i], dnsPort), netip.AddrPortFrom(own, 2002)},
-				"the host":                     {netip.AddrPortFrom(own, 2003), netip.AddrPortFrom([]netip.Addr{f.a.addr4, f.a.addr6}[i], dnsPort)},
-				"another node, as an outsider": {netip.AddrPortFrom(f.outsideAddrs()[i], 2004), netip.AddrPortFrom(f.b.pod.Addrs()[i], dnsPort)},
+				"another port of a pod":        {at(own, 2000), at(near.Addrs()[i], 80)},
+				"a server that rules name":     {at(own, 2001), at(near.Addrs()[i], dnsPort)},
+				"the client itself":            {at(near.Addrs()[i], dnsPort), at(own, 2002)},
+				"the host":                     {at(own, 2003), at(hosts[i], dnsPort)},
+				"another node, as an outsider": {at(f.outsideAddrs()[i], 2004), at(f.b.pod.Addrs()[i], dnsPort)},
 			} {
 				before := f.a.counters(t)
 				if conn, err := proxy.connect(c.from, c.to); err == nil {

@@ -19,8 +19,8 @@ type Namespace interface {
 	Name() string
 	// Adopt attaches the programs to the device of a previous process, and returns its index; 0: no device.
 	Adopt() (index uint32, err error)
-	// Ensure makes or repairs the namespace. former are the descriptors of the namespace that a proxy uses, and of its
-	// listeners.
+	// Ensure makes or repairs the namespace. former are the descriptors of the namespace that a proxy uses, and of
+	// its listeners.
 	Ensure(former ...int) (proxyns.Use, error)
 	// Sockets makes sockets, which the caller closes.
 	Sockets(n int, ipv6 bool) ([]int, error)
@@ -269,8 +269,8 @@ func (p *Proxy) checkNamespace() ([]endpoint.Difference, error) {
 	return diffs, nil
 }
 
-// repairNamespace repairs what checkNamespace finds. If the device was deleted, the attached proxy has to connect again,
-// and gets the new namespace. The lock is held.
+// repairNamespace repairs what checkNamespace finds. If the device was deleted, the attached proxy has to connect
+// again, and gets the new namespace. The lock is held.
 func (p *Proxy) repairNamespace() error {
 	if p.o.Namespace == nil || !p.tcp.made {
 		return nil

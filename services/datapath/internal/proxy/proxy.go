@@ -71,13 +71,14 @@ type Options struct {
 	Encode func(Attachment) ([]byte, error)
 	// Namespace is the proxy namespace; nil: none, and requests of proxies are ignored.
 	Namespace Namespace
-	// Decode returns the request of a message of a proxy, EncodeReply the message of a reply. Required with Namespace.
+	// Decode returns the request of a message of a proxy, EncodeReply the message of a reply. Required with
+	// Namespace.
 	Decode      func([]byte) (Request, error)
 	EncodeReply func(Reply) ([]byte, error)
 	// Users may attach as the proxy.
 	Users []uint32
-	// Return is the time in which the proxy of a previous process has to connect again; 0: 1 s. Then it counts as absent,
-	// unless its heartbeats show that it runs.
+	// Return is the time in which the proxy of a previous process has to connect again; 0: 1 s. Then it counts as
+	// absent, unless its heartbeats show that it runs.
 	Return time.Duration
 	// Wait is how long TCP connections wait for a proxy that has ended, until new ones are dropped; 0: 5 s.
 	Wait time.Duration

@@ -19,8 +19,8 @@ import (
 
 // Ends looks up who has an address.
 type Ends interface {
-	// EndOf returns the endpoint of this node with an address, the identity of the address, and the node ID of the other
-	// node that has it; zero: none.
+	// EndOf returns the endpoint of this node with an address, the identity of the address, and the node ID of the
+	// other node that has it; zero: none.
 	EndOf(a netip.Addr) (end flow.End, identity uint32, node uint16)
 }
 

@@ -51,14 +51,14 @@ const queryTime = 10 * time.Second
 // address are denied.
 var ErrNoCapacity = errors.New("no space for addresses of DNS names")
 
-// ErrNotSelected is returned by an Enforcer if no rule of the asking pod selects the name. The answer passes, and teaches
-// nothing: otherwise a pod could teach names that only the policies of other pods select.
+// ErrNotSelected is returned by an Enforcer if no rule of the asking pod selects the name. The answer passes, and
+// teaches nothing: otherwise a pod could teach names that only the policies of other pods select.
 var ErrNotSelected = errors.New("no egress rule of the pod that asked selects the name")
 
 // Enforcer is sluice-policy.
 type Enforcer interface {
-	// Learn returns once the kernel allows the addresses of the name to the pods of the asker's namespace whose policies
-	// select the name. The asker, whose query was answered, pays for them.
+	// Learn returns once the kernel allows the addresses of the name to the pods of the asker's namespace whose
+	// policies select the name. The asker, whose query was answered, pays for them.
 	Learn(ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error
 	// Forget removes an address of a name for the pods of a namespace.
 	Forget(ctx context.Context, name, namespace string, addr netip.Addr) error
@@ -72,7 +72,8 @@ type Connection struct {
 	Client, Server netip.AddrPort
 	Endpoint       uint16      // endpoint ID of the client, to which its queries and held answers count
 	Asker          names.Asker // pays for what answers teach
-	// Unknown is set if the pod of the endpoint is not known yet. Then it is not known for which pods an answer teaches.
+	// Unknown is set if the pod of the endpoint is not known yet. Then it is not known for which pods an answer
+	// teaches.
 	Unknown bool
 	Tag     rules.Tag
 }

@@ -121,8 +121,8 @@ func (t *Table) asker(endpoint uint32) Asker {
 	return Asker{Endpoint: endpoint, Tenant: t.shares.Tenant(endpoint)}
 }
 
-// Refusals returns the addresses of a name in any namespace that were not learned lately, latest first, except addresses
-// that the table has now.
+// Refusals returns the addresses of a name in any namespace that were not learned lately, latest first, except
+// addresses that the table has now.
 func (t *Table) Refusals(name string) []Refusal {
 	t.mu.Lock()
 	defer t.mu.Unlock()

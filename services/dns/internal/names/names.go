@@ -50,8 +50,8 @@ type Limits struct {
 type Asker struct {
 	Endpoint uint32 // number of the endpoint on this node; not 0
 	Tenant   string // of its namespace, as package shares writes it
-	// Namespace is the namespace of the pod, and of the pods that may use what the answer teaches; empty without one. The
-	// table does not store it for askers that pay, and neither Identity.
+	// Namespace is the namespace of the pod, and of the pods that may use what the answer teaches; empty without
+	// one. The table does not store it for askers that pay, and neither Identity.
 	Namespace string
 	Identity  uint32 // 0: not known
 }

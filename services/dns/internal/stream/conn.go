@@ -25,8 +25,8 @@ import (
 
 const (
 	readBuffer = 1024
-	// keptBuffer is the size up to which a connection keeps the memory of a message for the next one. A larger message
-	// takes memory as its bytes arrive.
+	// keptBuffer is the size up to which a connection keeps the memory of a message for the next one. A larger
+	// message takes memory as its bytes arrive.
 	keptBuffer = 4096
 	minSegment = 88 // the smallest TCP_MAXSEG
 )

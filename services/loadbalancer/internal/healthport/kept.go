@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	// firstConnect is how long the ports wait for the listeners of the previous process before they listen themselves,
-	// which fails while those are open.
+	// firstConnect is how long the ports wait for the listeners of the previous process before they listen
+	// themselves, which fails while those are open.
 	firstConnect = time.Second
 	// reconnect is the pause before another attempt to connect to the store.
 	reconnect = 200 * time.Millisecond
-	// unclaimed is how long a listener of the previous process stays open although no service with its port is known.
+	// unclaimed is how long a listener of the previous process stays open although no service with its port is
+	// known.
 	unclaimed = time.Minute
 )
 

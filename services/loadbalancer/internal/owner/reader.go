@@ -194,8 +194,8 @@ type Local struct {
 	Port uint16
 	// Ready are the ready addresses on this node, sorted.
 	Ready []netip.Addr
-	// Enforced tells whether the subscribers enforce the revision at which the service got its first ready address on
-	// this node.
+	// Enforced tells whether the subscribers enforce the revision at which the service got its first ready address
+	// on this node.
 	Enforced Enforcement
 }
 

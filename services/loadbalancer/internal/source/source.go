@@ -15,8 +15,8 @@ type Source struct {
 	// Calls is set if calls deliver its objects. Calls may change and delete these objects, and a call that exceeds
 	// a limit is refused.
 	Calls bool
-	// Shared is set if the source has the same objects on every node. Other sources get only the part of a limit that
-	// these objects leave.
+	// Shared is set if the source has the same objects on every node. Other sources get only the part of a limit
+	// that these objects leave.
 	Shared bool
 	// Waits is set if another program has already stored the objects, so that an object that exceeds a limit cannot
 	// be rejected. It waits for capacity, and until then refuses connections.

@@ -28,8 +28,8 @@ type Match struct {
 // Explanation is a verdict with all matching rules.
 type Explanation struct {
 	Verdict table.Verdict
-	// TableRule is the number of the deciding rule in the table, such as a joint rule; 0: none. Verdict names a rule that
-	// is written.
+	// TableRule is the number of the deciding rule in the table, such as a joint rule; 0: none. Verdict names a
+	// rule that is written.
 	TableRule uint16
 	Matches   []Match // in the order of evaluation
 	// Flags are the defaults that apply if no rule decides. If Enforced is false, there is no table, and everything

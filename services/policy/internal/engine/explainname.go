@@ -47,8 +47,8 @@ type NameExplanation struct {
 // NamedAddress is a learned address of a name.
 type NamedAddress struct {
 	Addr netip.Addr
-	// Allowed are the first 32 ranges of ports of Rules at which the subject may connect to the address. For a range, this is the verdict at
-	// its first port. Named ports are left out.
+	// Allowed are the first 32 ranges of ports of Rules at which the subject may connect to the address. For a
+	// range, this is the verdict at its first port. Named ports are left out.
 	Allowed []port.Range
 }
 

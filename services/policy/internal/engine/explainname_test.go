@@ -46,12 +46,27 @@ func TestQueryIsExplained(t *testing.T) {
 		without  bool
 		want     string
 	}{
-		{"allowed", []string{one, names}, "", "A.Example", port.UDP, false, "2 map[1:true] 1 rules [192.0.2.7 TCP/443 TCP/8000-8010]"},
+		{
+			"allowed",
+			[]string{one, names},
+			"", "A.Example", port.UDP, false,
+			"2 map[1:true] 1 rules [192.0.2.7 TCP/443 TCP/8000-8010]",
+		},
 		{"refused", []string{one, names}, "", "b.example.", port.UDP, false, "3 map[1:false] 1 rules []"},
 		{"one of two", []string{one, two, names}, "", "b.example", port.UDP, false, "2 one true, one false, 1 rules []"},
-		{"every name by a plain rule", []string{one, plain}, "", "z.test", port.UDP, false, "2 one true, one false, 0 rules []"},
+		{
+			"every name by a plain rule",
+			[]string{one, plain},
+			"", "z.test", port.UDP, false,
+			"2 one true, one false, 0 rules []",
+		},
 		{"no DNS rule", []string{plain, others}, "", "c.example", port.UDP, false, "4 map[] 1 rules []"},
-		{"denied", []string{names}, "", "a.example", port.UDP, false, "1 map[] 1 rules [192.0.2.7 TCP/443 TCP/8000-8010]"},
+		{
+			"denied",
+			[]string{names},
+			"", "a.example", port.UDP, false,
+			"1 map[] 1 rules [192.0.2.7 TCP/443 TCP/8000-8010]",
+		},
 		{
 			"a port denied",
 			[]string{one, names},

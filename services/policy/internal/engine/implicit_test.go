@@ -83,7 +83,8 @@ func TestImplicitDNSRuleRedirectsWhatRulesAllow(t *testing.T) {
 			if i == 0 {
 				denied = c.denied
 			}
-			change.UpsertPolicies = append(change.UpsertPolicies, policyOf(t, c.options, "p"+string(rune('a'+i)), p, denied))
+			change.UpsertPolicies = append(change.UpsertPolicies,
+				policyOf(t, c.options, "p"+string(rune('a'+i)), p, denied))
 		}
 		apply(t, e, change)
 		at := func(proto port.Protocol, number uint16) (policytable.Action, uint16) {
@@ -97,7 +98,8 @@ func TestImplicitDNSRuleRedirectsWhatRulesAllow(t *testing.T) {
 		got54, _ := at(port.UDP, 54)
 		tcp, _ := at(port.TCP, 53)
 		if got53 != c.at53 || got54 != c.at54 || tcp != c.tcp {
-			t.Errorf("%s: %s, %s and %s over TCP, want %s, %s and %s", c.what, got53, got54, tcp, c.at53, c.at54, c.tcp)
+			t.Errorf("%s: %s, %s and %s over TCP, want %s, %s and %s", c.what, got53, got54, tcp, c.at53, c.at54,
+				c.tcp)
 		}
 		if got53 == redirect {
 			if l := e.subjects[subject].bound[policytable.Egress]; !l.program.Set(number).EveryName() ||

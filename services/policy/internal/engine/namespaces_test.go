@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// TestNamesAreForTheNamespaceThatAsked: one policy selects the same name for the pods of all namespaces. Addresses that a
-// pod has learned are for its namespace alone, and addresses that were added by hand are for all.
+// TestNamesAreForTheNamespaceThatAsked: one policy selects the same name for the pods of all namespaces. Addresses that
+// a pod has learned are for its namespace alone, and addresses that were added by hand are for all.
 func TestNamesAreForTheNamespaceThatAsked(t *testing.T) {
 	const a, b, none = identity.MinCluster, identity.MinCluster + 1, identity.MinCluster + 2
 	docs, err := manifest.Parse([]byte("apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\n" +

@@ -81,8 +81,9 @@ func (t *Table) Addresses() int { return t.shares.Total(ofAddresses) }
 // maxPassedOver limits the names that one call visits in its search for expired addresses that it may remove.
 const maxPassedOver = 64
 
-// FreeCapacity frees capacity for addresses of a name, a text of dnsname.Learned, which an asker pays for. It returns the addresses that are new,
-// and the addresses that it has removed. Even if it returns an error, it may have removed addresses.
+// FreeCapacity frees capacity for addresses of a name, a text of dnsname.Learned, which an asker pays for. It returns
+// the addresses that are new, and the addresses that it has removed. Even if it returns an error, it may have removed
+// addresses.
 func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time.Time) (
 	fresh []netip.Addr, gone []engine.Name, err error,
 ) {

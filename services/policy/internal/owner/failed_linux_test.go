@@ -397,7 +397,8 @@ func TestFirstStartAllowsNothingThatTheSourcesDeny(t *testing.T) {
 			seen := make(map[policy.Key]bool)
 			for range 20 {
 				ch := w.change()
-				if ch.put == nil || seen[ch.key] || ch.what == cutOff || by(ch.key) == byCall && ch.bad != ch.put {
+				if ch.put == nil || seen[ch.key] || ch.what == cutOff ||
+					by(ch.key) == byCall && ch.bad != ch.put {
 					continue // callers of ReplacePolicies get an error
 				}
 				seen[ch.key] = true
@@ -433,7 +434,9 @@ func TestFirstStartAllowsNothingThatTheSourcesDeny(t *testing.T) {
 					return d.setFiles()
 				default:
 					maps.DeleteFunc(d.files, func(k policy.Key, _ []byte) bool { return by(k) == byCall })
-					_, err := d.owner.Replace(t.Context(), Request{Caller: managed.Caller{Manager: ofManagers}, Manifests: text})
+					_, err := d.owner.Replace(t.Context(), Request{
+						Caller: managed.Caller{Manager: ofManagers}, Manifests: text,
+					})
 					return err
 				}
 				return nil
@@ -460,7 +463,8 @@ func TestFirstStartAllowsNothingThatTheSourcesDeny(t *testing.T) {
 			if t.Failed() {
 				for source, all := range listed {
 					for _, ch := range all {
-						t.Logf("%s: %s: %.700s", source, ch.what, strings.TrimSpace(string(ch.bad.Text)))
+						text := strings.TrimSpace(string(ch.bad.Text))
+						t.Logf("%s: %s: %.700s", source, ch.what, text)
 					}
 				}
 			}
@@ -523,7 +527,8 @@ func failChanges(t *testing.T, w *writer, c *clock, d ways, model deltas, disk *
 			})
 		}
 		err := d.give(ch.key, ch.bad)
-		what := fmt.Sprintf("step %d: %s of %s is %s, full disk: %t (%v)", step, ch.key, by(ch.key), ch.what, full, err)
+		what := fmt.Sprintf("step %d: %s of %s is %s, full disk: %t (%v)", step, ch.key, by(ch.key), ch.what, full,
+			err)
 		// A caller that gets an error has changed nothing, and a file that cannot be read keeps its last text.
 		kept := by(ch.key) == byCall && err != nil || ch.what == cutOff
 		check := func(more string, asBefore bool) {

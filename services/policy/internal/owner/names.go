@@ -48,9 +48,9 @@ func newNames(o *Owner, table *names.Table) *Names {
 	}
 }
 
-// Learn stores the addresses of a name, for which an asker pays, and which only the pods of its namespace may use. If a table uses the name, Learn returns only after the
-// kernel of every connected enforcing subscriber has the addresses. If the rules of the asker do not select the name,
-// Learn stores nothing, and returns ErrNotSelected.
+// Learn stores the addresses of a name, for which an asker pays, and which only the pods of its namespace may use. If a
+// table uses the name, Learn returns only after the kernel of every connected enforcing subscriber has the addresses.
+// If the rules of the asker do not select the name, Learn stores nothing, and returns ErrNotSelected.
 func (n *Names) Learn(
 	ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration,
 ) (used bool, err error) {

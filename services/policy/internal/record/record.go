@@ -113,7 +113,8 @@ type Location struct {
 type Name struct {
 	Name      string    `json:"name"`
 	Addresses []Address `json:"addresses"`
-	// Namespace is the only namespace whose pods may use the addresses; nil: all pods may. An older version ignores it.
+	// Namespace is the only namespace whose pods may use the addresses; nil: all pods may. An older version ignores
+	// it.
 	Namespace *string `json:"namespace,omitempty"`
 }
 

@@ -110,8 +110,9 @@ type Rule struct {
 	// list means no ports.
 	AllPorts bool
 	Ports    []Port
-	// Queries redirects the DNS queries that an Allow rule allows at port 53, and allows every name; nil: the rule allows
-	// none, or the setting dns.implicit is off. Only subjects with names and without a DNS rule have it in their tables.
+	// Queries redirects the DNS queries that an Allow rule allows at port 53, and allows every name; nil: the rule
+	// allows none, or the setting dns.implicit is off. Only subjects with names and without a DNS rule have it in
+	// their tables.
 	Queries *Rule
 
 	digest Digest
@@ -253,8 +254,8 @@ type Options struct {
 	WithoutDNSProxy bool
 	// DNSOverUDP restricts ImplicitDNS to queries over UDP.
 	DNSOverUDP bool
-	// ImplicitDNS makes the DNS proxy learn addresses from what plain rules allow at port 53, for subjects with names and
-	// without a DNS rule.
+	// ImplicitDNS makes the DNS proxy learn addresses from what plain rules allow at port 53, for subjects with
+	// names and without a DNS rule.
 	ImplicitDNS bool
 }
 

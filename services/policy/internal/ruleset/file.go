@@ -39,8 +39,8 @@ var header = slot(0, layer7.Digest([]byte("sluice rule sets, version 2\n\x00\x00
 // is free again. Numbers are assigned in ascending order, so the slots of numbers that never had a set are all at the
 // end, and contain zeros. A node without layer 7 rules has no file.
 type File struct {
-	// Corrupt is the reason why the file could not be read; the numbers that connections carry are then unknown. Nil:
-	// the file was read, or did not exist.
+	// Corrupt is the reason why the file could not be read; the numbers that connections carry are then unknown.
+	// Nil: the file was read, or did not exist.
 	Corrupt error
 
 	path    string

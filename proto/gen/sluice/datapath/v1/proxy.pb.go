@@ -108,7 +108,7 @@ func (x *ProxyAttachment) GetHeartbeatOffset() uint32 {
 // answer to each request is one ProxyReply. Replies come in the order of the requests.
 type ProxyRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What the proxy asks for.
+	// Kind of request.
 	//
 	// Types that are valid to be assigned to Request:
 	//

@@ -299,7 +299,7 @@ func (ChangeType) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_policy_v1_policy_proto_rawDescGZIP(), []int{2}
 }
 
-// QueryOutcome is what happens to a DNS query.
+// QueryOutcome tells what happens to a DNS query.
 type QueryOutcome int32
 
 const (
@@ -2745,7 +2745,7 @@ type LookupExplanation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name in lower case, with the final dot.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What happens to the query.
+	// Outcome of the query.
 	Outcome QueryOutcome `protobuf:"varint,2,opt,name=outcome,proto3,enum=sluice.policy.v1.QueryOutcome" json:"outcome,omitempty"`
 	// The first 256 rules of the sender's policy that select the name by toFQDNs or domainNames, in order of evaluation.
 	Rules []*MatchingRule `protobuf:"bytes,3,rep,name=rules,proto3" json:"rules,omitempty"`

@@ -67,8 +67,8 @@ func (eps *Maps) SyncHostAddrs(addrs []netip.Addr) error {
 			errs = append(errs, fmt.Errorf("host address %v: %w", a, err))
 		}
 	}
-	// Without services, the index in sl_own is only used to choose the source address of the host's UDP replies, so no
-	// error is reported.
+	// Without services, the index in sl_own is only used to choose the source address of the host's UDP replies, so
+	// no error is reported.
 	if len(unplaced) > 0 && eps.services {
 		errs = append(errs, fmt.Errorf("pods cannot reach node ports at %d host addresses, for example %v: %w",
 			len(unplaced), slices.MinFunc(unplaced, netip.Addr.Compare), errNoPlace))

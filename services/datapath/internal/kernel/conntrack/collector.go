@@ -448,8 +448,8 @@ type sorting struct {
 	// open counts the open connections of each family, owned counts them for each endpoint ID and family.
 	open  [2]int
 	owned [][2]int
-	// over is a batch of connections to remove, all of one family. lapsed has the bit of a connection set if it is idle
-	// or closed, and not set if it is orphaned.
+	// over is a batch of connections to remove, all of one family. lapsed has the bit of a connection set if it is
+	// idle or closed, and not set if it is orphaned.
 	over   []Connection
 	lapsed uint32
 	proven *proven

@@ -97,8 +97,8 @@ type Tuple struct {
 	// Initiator sent the first packet.
 	Initiator, Responder netip.AddrPort
 	Protocol             uint8
-	// Transit: a service of this node forwards the connection of an outside client to a backend that is not a pod of
-	// this node.
+	// Transit: a service of this node forwards the connection of an outside client to a backend that is not a pod
+	// of this node.
 	Transit bool
 	// Asked: not a connection, but a record of the host address to which the initiator, a pod, has sent a
 	// UDP request. The responder has the address 0.

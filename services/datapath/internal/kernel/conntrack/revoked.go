@@ -36,7 +36,8 @@ func lostConnections(pm *pin.Maps) bool {
 	return false
 }
 
-// revokedSlot is SL_REVOKED_SLOT_SHIFT: above it, the flags of a record hold the endpoint that the record is charged to.
+// revokedSlot is SL_REVOKED_SLOT_SHIFT: above it, the flags of a record hold the endpoint that the record is charged
+// to.
 const revokedSlot = 16
 
 // collectRevoked removes the records that were not used for life seconds, and those whose endpoint was removed. It

@@ -83,8 +83,8 @@ func (h *Hooks) attachTCX(d endpoint.HostDevice, p *program.Program, after []*pr
 	case len(places) > at && places[at].ours(p.Spec):
 		err = replaceTCX(attach, places[at].id)
 	case slices.ContainsFunc(places, func(o attached) bool { return o.id == p.ID }):
-		// The kernel cannot move a program, so p is detached and attached again. In between, a filter replaces it; an
-		// optional program is not replaced, because packets also pass without it.
+		// The kernel cannot move a program, so p is detached and attached again. In between, a filter replaces
+		// it; an optional program is not replaced, because packets also pass without it.
 		if err := h.AttachBeside(d, required([]*program.Program{p})); err != nil {
 			return err
 		}

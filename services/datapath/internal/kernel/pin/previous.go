@@ -74,6 +74,9 @@ func (pm *Maps) Bind(spec *ebpf.CollectionSpec) (map[string]*ebpf.Map, error) {
 	}
 	bits := uint32(0)
 	for _, p := range PreviousMaps {
+		if spec.Maps[p.Previous] == nil {
+			continue // the program does not use it
+		}
 		if m := pm.previous[p.Previous]; m != nil {
 			bits |= p.bit
 			bound[p.Previous] = m

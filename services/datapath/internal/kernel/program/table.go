@@ -37,8 +37,8 @@ const (
 	Tunnel Devices = "tunnel"
 	// Uplinks are devices towards other nodes.
 	Uplinks Devices = "uplinks"
-	// Taps are the devices by which packets of proxies arrive: TAP devices, and the node's ends of the devices of proxy
-	// namespaces.
+	// Taps are the devices by which packets of proxies arrive: TAP devices, and the node's ends of the devices of
+	// proxy namespaces.
 	Taps Devices = "taps"
 	// ProxyNamespaces are the devices in proxy namespaces.
 	ProxyNamespaces Devices = "proxy namespaces"

@@ -30,10 +30,11 @@ const attached = 1
 
 // Proxy tells the programs where to send the packets for a proxy.
 type Proxy struct {
-	// Device is the index of the TAP device, or of the node's end of the proxy namespace; 0: no proxy of the kind was ever
-	// attached.
+	// Device is the index of the TAP device, or of the node's end of the proxy namespace; 0: no proxy of the kind
+	// was ever attached.
 	Device uint32
-	// Attached: the proxy runs, so that packets are sent to the device. For a proxy namespace: connections may begin.
+	// Attached: the proxy runs, so that packets are sent to the device. For a proxy namespace: connections may
+	// begin.
 	Attached bool
 }
 

@@ -75,8 +75,8 @@ type Options struct {
 	Proxy     Proxy  // nil: no proxy can attach
 	Pins      Pins   // nil: the maps are not pinned
 	Ranges    *podrange.Set
-	// TunnelPort is the UDP port of tunnel packets that bypass the stack and its firewall rules; 0: no tunnel packets
-	// do.
+	// TunnelPort is the UDP port of tunnel packets that bypass the stack and its firewall rules; 0: no tunnel
+	// packets do.
 	TunnelPort uint16
 	// Changed is called when addresses or default routes of the node may have changed; nil: not called.
 	Changed func()

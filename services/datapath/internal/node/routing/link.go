@@ -99,8 +99,8 @@ func (r Route) String() string {
 // Links are the devices, routes and neighbours through which packets reach other nodes.
 type Links interface {
 	// EnsureTunnel creates or repairs the tunnel device, including its programs. With an error, it still returns the
-	// device if packets can be sent. The error is a NoTunnelError if they cannot. With any other error and without a
-	// device, it is not known whether they can.
+	// device if packets can be sent. The error is a NoTunnelError if they cannot. With any other error and without
+	// a device, it is not known whether they can.
 	EnsureTunnel(t Tunnel) (endpoint.HostDevice, error)
 	// CheckTunnel returns what EnsureTunnel would repair, and the device; the zero device if EnsureTunnel would create a
 	// new one.

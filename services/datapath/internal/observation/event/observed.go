@@ -90,8 +90,8 @@ func (es *Events) Observe(ctx context.Context, names Names, ring *observe.Ring) 
 		if rerr != nil && !quiet {
 			return fmt.Errorf("read events: %w", rerr)
 		}
-		// Each event contains the number of events that its CPU dropped before it. The sum over all CPUs contains them,
-		// too, so each loss is reported once.
+		// Each event contains the number of events that its CPU dropped before it. The sum over all CPUs
+		// contains them, too, so each loss is reported once.
 		if quiet && reader.Waiting() == 0 {
 			es.bounds.NoEvents()
 		}

@@ -78,7 +78,8 @@ type query struct {
 	conntrack.Tuple
 	known []ipmap.Entry // the ipcache
 
-	// backend is the backend of a Service to which the connection goes; nil if the part packets runs a program on it.
+	// backend is the backend of a Service to which the connection goes; nil if the part packets runs a program on
+	// it.
 	backend *Backend
 	// next is the run of a program with a packet that continues the connection; set by packets.
 	next dryrun.Question

@@ -20,8 +20,8 @@ type work struct {
 	entries []uint32 // identities whose entries may change
 	checks  bool     // tables or identity classes may have become unused
 	leveled bool     // level was called for the message
-	// keepClosed is set while identities may still have their old entries, whose rows may be missing: tables continue to
-	// treat peers without a row as unknown.
+	// keepClosed is set while identities may still have their old entries, whose rows may be missing: tables
+	// continue to treat peers without a row as unknown.
 	keepClosed bool
 }
 

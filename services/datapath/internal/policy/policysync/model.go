@@ -88,8 +88,8 @@ type serviceTable struct {
 	classes []uint16
 	same    bool  // classes and nodes have the same numbers
 	part    *part // the part that the kernel has; nil: all of it
-	// missing and missingPrefixes are the rows and prefixes for which the maps had no capacity. The value of a prefix is
-	// true if the table without the prefix allows something that it denies with it.
+	// missing and missingPrefixes are the rows and prefixes for which the maps had no capacity. The value of a
+	// prefix is true if the table without the prefix allows something that it denies with it.
 	missing         map[nodetable.IdentityClass]struct{}
 	missingPrefixes map[netip.Prefix]bool
 	// unsafe: the peers of some missing rows may do more as unknown peers than with their rows,

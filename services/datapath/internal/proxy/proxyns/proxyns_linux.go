@@ -41,8 +41,8 @@ const (
 	MTU = 9000
 	// Port is the port of the listeners, at the loopback address: SL_LISTENER_PORT of into_proxy.c.
 	Port = 1
-	// Backlog is the number of connections that wait for the proxy. It is twice the number of first segments that the
-	// programs let in before the proxy has to accept, so one pod does not fill it.
+	// Backlog is the number of connections that wait for the proxy. It is twice the number of first segments that
+	// the programs let in before the proxy has to accept, so one pod does not fill it.
 	Backlog = 4096
 	// MaxSockets is the number of sockets that Sockets makes at a time.
 	MaxSockets = 64

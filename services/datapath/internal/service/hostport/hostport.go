@@ -94,8 +94,8 @@ type Ports struct {
 	// left receives when a frontend was removed that sockets may still use.
 	left chan struct{}
 
-	// applying is held while a transaction of services is applied, and while a claim is checked: a transaction first
-	// checks the keys of claims, and a claim the keys of services.
+	// applying is held while a transaction of services is applied, and while a claim is checked: a transaction
+	// first checks the keys of claims, and a claim the keys of services.
 	applying sync.Mutex
 
 	mu     sync.Mutex                          // taken after applying

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// batch is the number of sockets of a request. Fewer than lowMark free ones make the next request, so that sockets are
-	// left while sluice-datapath restarts.
+	// batch is the number of sockets of a request. Fewer than lowMark free ones make the next request, so that
+	// sockets are left while sluice-datapath restarts.
 	batch   = 64
 	lowMark = 64
 	// retryPause precedes the next request after one that has failed.

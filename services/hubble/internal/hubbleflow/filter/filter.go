@@ -514,8 +514,8 @@ func (b *builder) protocols(names []string) {
 	b.add(func(f *flow.Flow) bool { return slices.ContainsFunc(wanted, func(m match) bool { return m(f) }) })
 }
 
-// patterns adds the conditions for names of DNS, for HTTP and for traces. Flows contain neither HTTP nor traces: a valid
-// value matches nothing, and an invalid one is refused as by Hubble.
+// patterns adds the conditions for names of DNS, for HTTP and for traces. Flows contain neither HTTP nor traces: a
+// valid value matches nothing, and an invalid one is refused as by Hubble.
 func (b *builder) patterns(x *flow.FlowFilter) {
 	for _, c := range []struct {
 		field    string

@@ -36,10 +36,10 @@ func TestLabelledTenantWaitsForFewTurns(t *testing.T) {
 		}
 	}
 	if n := waited[Labelled("b")]; n == 0 || n > 3 {
-		t.Errorf("the labelled tenant was served as number %d, want at most 3", n)
+		t.Errorf("the labelled tenant was served as number %d, later than 3", n)
 	}
 	if n := waited[Namespace("z")]; n == 0 || n > 2*502 {
-		t.Errorf("the new namespace was served as number %d, want at most %d", n, 2*502)
+		t.Errorf("the new namespace was served as number %d, later than %d", n, 2*502)
 	}
 	turns.Keep(func(of Tenant) bool { return of == all[0] })
 	if n := turns.Len(); n != 1 {

@@ -106,7 +106,8 @@ func (p ProxiesPart) report(r *report) error {
 
 // Describe implements prometheus.Collector.
 func (ProxiesPart) Describe(ch chan<- *prometheus.Desc) {
-	describe(ch, proxyDesc, proxySinceDesc, proxyHeartbeatDesc, proxyUsableDesc, proxyTCPDesc, proxyTriesDesc, proxyReplacedDesc)
+	describe(ch, proxyDesc, proxySinceDesc, proxyHeartbeatDesc, proxyUsableDesc, proxyTCPDesc, proxyTriesDesc,
+		proxyReplacedDesc)
 }
 
 // Collect implements prometheus.Collector.

@@ -53,7 +53,8 @@ func TestLearnedNamesAreThoseOfTwoMaps(t *testing.T) {
 			}
 		}
 		for a, of := range namesOf {
-			if got, want := l.names(a, ""), slices.Sorted(maps.Keys(of)); !slices.Equal(slices.Sorted(slices.Values(got)), want) {
+			got, want := slices.Sorted(slices.Values(l.names(a, ""))), slices.Sorted(maps.Keys(of))
+			if !slices.Equal(got, want) {
 				t.Fatalf("step %d: %s has the names %v, want %v", step, a, got, want)
 			}
 		}

@@ -90,7 +90,8 @@ func (o *Owner) markFields(stored map[policy.Key]record.Policy) {
 }
 
 func (o *Owner) compile(
-	policies map[policy.Key]record.Policy, subscribers map[string]record.Subscriber, learned map[dnsname.Learned]record.Name,
+	policies map[policy.Key]record.Policy, subscribers map[string]record.Subscriber,
+	learned map[dnsname.Learned]record.Name,
 	table *names.Table,
 ) error {
 	var change engine.Change

@@ -239,7 +239,8 @@ func notAPolicy(form Form) error {
 }
 
 func decode(
-	form Form, into any, meta *networkpolicy.Meta, o rule.Options, validate func() manifest.Problems, convert func(*Object),
+	form Form, into any, meta *networkpolicy.Meta, o rule.Options, validate func() manifest.Problems,
+	convert func(*Object),
 ) (Object, error) {
 	unknown, err := form.Decode(into)
 	if err != nil {

@@ -273,7 +273,7 @@ const keys = "/sluice/v1/identity"
 
 func (p *proc) reason(err error, want codes.Code, reason storev1.ErrorReason) {
 	p.t.Helper()
-	reasontest.Note(err) // clients of the enrolment have connections of their own
+	err = reasontest.Note(err) // clients of the enrolment have connections of their own
 	if status.Code(err) != want || !rpcerr.Is(err, reason) {
 		p.t.Errorf("%v (%s), want %s %s", err, status.Code(err), want, reason)
 	}

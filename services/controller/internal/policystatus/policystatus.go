@@ -298,7 +298,7 @@ func (w *Writer) lead(ctx context.Context) {
 	wait := firstPause
 	for ctx.Err() == nil {
 		waiting, next := w.waiting()
-		any := len(waiting.tenants) > 0
+		some := len(waiting.tenants) > 0
 		failed := w.writeBatch(ctx, waiting)
 		var timer <-chan time.Time
 		wake := w.wake
@@ -308,7 +308,7 @@ func (w *Writer) lead(ctx context.Context) {
 		case failed != nil:
 			w.log.Warn("cannot write the status of policies", log.Err(failed), "again", wait)
 			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
-		case any:
+		case some:
 			wait = firstPause
 			continue
 		case !next.IsZero():

@@ -20,9 +20,6 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// byCall is the source of objects that calls deliver.
-const byCall = "a call"
-
 // sourceOf returns the source of an object, which its name determines.
 func sourceOf(k service.ObjectKey) string {
 	name := strings.TrimSuffix(k.Name.Name, "-x")
@@ -189,7 +186,7 @@ func failService(t *testing.T, random *rand.Rand, step int, x, model *ways) int 
 			if source != "" {
 				t.Fatalf("%s: %v", what, err)
 			}
-			if good, err = "", model.give(k, "", nil); err != nil {
+			if err := model.give(k, "", nil); err != nil {
 				t.Fatal(err)
 			}
 			if err := x.give(k, "", nil); err != nil {

@@ -103,7 +103,7 @@ func TestQueryIsExplained(t *testing.T) {
 			t.Fatal(err)
 		}
 		// The numbers of rules depend on their digests.
-		allows := ""
+		var allows string
 		switch yes, no := countOf(n.Allows); {
 		case yes == 1 && no == 1:
 			allows = "one true, one false,"

@@ -218,7 +218,7 @@ func TestCompletedSourceLosesWhatItDidNotRepeat(t *testing.T) {
 	s.stop()
 	s.start()
 	_, err = complete("argo", run)
-	wantCode(t, err, codes.Aborted, "another run of the service")
+	wantCode(t, err, codes.Aborted, "the service was restarted")
 	s.wantOwners("another run", "a=argo c=argo d=argo f=flux hand=")
 	synced("")
 	_, err = complete("", run)

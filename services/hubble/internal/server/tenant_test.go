@@ -92,8 +92,8 @@ func fullFlow(second int, from, to *flow.Endpoint) *flow.Flow {
 		IngressAllowedBy: policy(to), IngressDeniedBy: policy(to),
 		PolicyLog: []string{secret}, Interface: &flow.NetworkInterface{Index: 9, Name: secret}, Extensions: packed,
 		TraceContext: &flow.TraceContext{Parent: &flow.TraceParent{TraceId: secret}},
-		L7:           &flow.Layer7{Record: &flow.Layer7_Dns{Dns: &flow.DNS{Query: from.GetNamespace() + ".query."}}}, // its own
-		Summary:      "TCP Flags: SYN",                                                                               //nolint:staticcheck // the CLI prints it
+		L7:           &flow.Layer7{Record: &flow.Layer7_Dns{Dns: &flow.DNS{Query: from.GetNamespace() + ".query."}}},
+		Summary:      "TCP Flags: SYN", //nolint:staticcheck // the CLI prints it
 	}
 }
 

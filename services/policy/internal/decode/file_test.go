@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright 2026 The Sluice Authors
+
+package decode
+
+import "testing"
+
+// TestDocumentOfAMisspelledKindIsolates: such a document isolates its namespace, and all pods if the kind that it
+// probably means belongs to no namespace.
+func TestDocumentOfAMisspelledKindIsolates(t *testing.T) {
+	for kind, namespace := range map[string]string{
+		"CiliumClusterwideNetworkPolcy":    "",
+		"CiliumClusterwideNetworkPolicies": "",
+		"CiliumNetworkPolcy":               "shop",
+		"NoPolicyAtAll":                    "none",
+	} {
+		f := Options{}.File("a.yaml", []byte("apiVersion: cilium.io/v2\nkind: "+kind+
+			"\nmetadata: {name: a, namespace: shop}\nspec: {endpointSelector: {}, ingress: [{}]}\n"))
+		if namespace == "none" {
+			if len(f.Policies) != 0 || len(f.Skipped) != 1 {
+				t.Errorf("%s: %d policies, skipped %q", kind, len(f.Policies), f.Skipped)
+			}
+			continue
+		}
+		if len(f.Policies) != 1 || f.Policies[0].Object.Isolates == "" || f.Policies[0].Object.Key.Namespace != namespace {
+			t.Errorf("%s: %+v, unreadable %q, want one that isolates namespace %q", kind, f.Policies, f.Unreadable, namespace)
+		}
+	}
+}

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-net/sluice/kit/seqpacket"
 )
 
 // Kinds of messages: their first byte. The address of a socket follows as text.
@@ -76,10 +78,10 @@ func receive(c packets) (message, error) {
 	m := message{fd: -1}
 	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4))
 	n, control, flags, _, err := c.ReadMsgUnix(b, oob)
-	if list, perr := unix.ParseSocketControlMessage(oob[:control]); perr == nil && len(list) == 1 {
-		if fds, rerr := unix.ParseUnixRights(&list[0]); rerr == nil && len(fds) == 1 {
-			m.fd = fds[0]
-		}
+	if fds := seqpacket.Descriptors(oob[:control]); len(fds) == 1 {
+		m.fd = fds[0]
+	} else {
+		seqpacket.CloseAll(fds)
 	}
 	switch {
 	case err != nil:

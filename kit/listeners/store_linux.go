@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/seqpacket"
 )
 
 // StoreOptions are the options of a Store. Listen and Users are required.
@@ -71,9 +72,6 @@ func (s *Store) Len() int {
 	return len(s.kept)
 }
 
-// acceptPause precedes the next attempt after an error of accept.
-const acceptPause = 100 * time.Millisecond
-
 // Run serves clients until ctx ends. Then it closes all sockets: a client that still runs has its own descriptors.
 func (s *Store) Run(ctx context.Context) error {
 	l, err := s.o.Listen()
@@ -83,24 +81,9 @@ func (s *Store) Run(ctx context.Context) error {
 	defer s.end()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	s.conns.Go(func() { s.forget(ctx) })
-	for {
-		c, err := l.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				c.Close()
-			}
-			return ctx.Err()
-		case err != nil:
-			s.o.Log.Error("connection of a process whose sockets are kept not accepted, trying again", log.Err(err))
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
-			}
-		default:
-			s.accept(c.(peer))
-		}
-	}
+	return seqpacket.Accept(ctx, l, func(err error) {
+		s.o.Log.Error("connection of a process whose sockets are kept not accepted, trying again", log.Err(err))
+	}, func(c net.Conn) { s.accept(c.(peer)) })
 }
 
 // end closes the connection and all sockets.

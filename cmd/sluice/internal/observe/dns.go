@@ -10,9 +10,7 @@ import (
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/ports"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire/flowwire"
 )
 
@@ -42,16 +40,8 @@ func messageText(m *datapathv1.DNSMessage, dropped bool) string {
 
 // messageLine returns a DNS message with its time.
 func messageLine(f *datapathv1.Flow, at string) string {
-	here := f.GetDestination()
-	if f.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
-		here = f.GetSource()
-	}
-	who := "-"
-	if here.GetOwner() != nil {
-		who = workload.OwnerOf(here.GetOwner()).String()
-	}
 	return fmt.Sprintf("%s  %-9s %-14s %-7s %s  %s -> %s  %s by sluice-dns: %s", at,
-		output.Enum(f.GetVerdict(), "VERDICT_"), "dns", output.Enum(f.GetDirection(), "DIRECTION_"), who,
+		output.Enum(f.GetVerdict(), "VERDICT_"), "dns", output.Enum(f.GetDirection(), "DIRECTION_"), ownerText(f),
 		endText(f.GetSource(), true), endText(f.GetDestination(), true), ports.ProtocolText(uint32(f.GetProtocol())),
 		messageText(f.GetDns(), f.GetVerdict() == datapathv1.Verdict_VERDICT_DROPPED))
 }

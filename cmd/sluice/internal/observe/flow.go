@@ -258,16 +258,21 @@ func packetText(f *datapathv1.Flow, protocol string) string {
 	return what
 }
 
-// packetLine returns a packet with its time.
-func packetLine(f *datapathv1.Flow, at string) string {
+// ownerText returns the owner of the local end of a flow; "-" without one.
+func ownerText(f *datapathv1.Flow) string {
 	here := f.GetDestination()
 	if f.GetDirection() == netv1.Direction_DIRECTION_EGRESS {
 		here = f.GetSource()
 	}
-	who := "-"
-	if here.GetOwner() != nil {
-		who = workload.OwnerOf(here.GetOwner()).String()
+	if here.GetOwner() == nil {
+		return "-"
 	}
+	return workload.OwnerOf(here.GetOwner()).String()
+}
+
+// packetLine returns a packet with its time.
+func packetLine(f *datapathv1.Flow, at string) string {
+	who := ownerText(f)
 	closed := f.GetType() == datapathv1.FlowType_FLOW_TYPE_CONNECTION_CLOSED
 	outcome := output.Enum(f.GetVerdict(), "VERDICT_")
 	if closed {

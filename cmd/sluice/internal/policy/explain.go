@@ -89,6 +89,24 @@ func verdictWord(a policyv1.Action) string {
 	return output.Enum(a, "ACTION_")
 }
 
+// factsOf returns what the JSON of an explanation states in addition to the answer of the policy service: the
+// connection, the nodes that were not asked, and the notes.
+func factsOf(conn peer.Connection, notAsked []peer.NotAsked) []message.Fact {
+	facts := []message.Fact{
+		{Key: "from", Value: conn.From.Name(conn.V6)},
+		{Key: "to", Value: conn.To.Name(conn.V6)},
+		{Key: "protocol", Value: ports.ProtocolText(conn.Protocol)},
+		{Key: "port", Value: conn.Port},
+	}
+	if len(notAsked) > 0 {
+		facts = append(facts, message.Fact{Key: "notAsked", Value: notAsked})
+	}
+	if notes := conn.Notes(); len(notes) > 0 {
+		facts = append(facts, message.Fact{Key: "notes", Value: notes})
+	}
+	return facts
+}
+
 func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connection) error {
 	if err := peer.RefuseService(ctx, inv, conn); err != nil {
 		return err
@@ -117,19 +135,7 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 		ingress.Subject = 0
 	}
 	from, to, notes := conn.From.Name(conn.V6), conn.To.Name(conn.V6), conn.Notes()
-	facts := []message.Fact{
-		{Key: "from", Value: from},
-		{Key: "to", Value: to},
-		{Key: "protocol", Value: ports.ProtocolText(conn.Protocol)},
-		{Key: "port", Value: conn.Port},
-	}
-	if len(notAsked) > 0 {
-		facts = append(facts, message.Fact{Key: "notAsked", Value: notAsked})
-	}
-	if len(notes) > 0 {
-		facts = append(facts, message.Fact{Key: "notes", Value: notes})
-	}
-	return inv.Show(message.Of(r, facts...), func(w io.Writer) {
+	return inv.Show(message.Of(r, factsOf(conn, notAsked)...), func(w io.Writer) {
 		p := printer{w: w, wide: inv.Wide()}
 		p.line(fmt.Sprintf("%s -> %s, %s: %s by policy revision %d%s%s", from, to,
 			ports.ServiceText(conn.Protocol, conn.Port), strings.ToUpper(verdictWord(r.GetVerdict())), r.GetRevision(),

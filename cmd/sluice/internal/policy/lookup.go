@@ -56,19 +56,7 @@ func ExplainLookup(ctx context.Context, inv *invocation.Invocation, o peer.Flags
 	if s := r.GetEgress(); s != nil && conn.From.Identity == 0 {
 		s.Subject = 0 // a temporary number
 	}
-	facts := []message.Fact{
-		{Key: "from", Value: from},
-		{Key: "to", Value: to},
-		{Key: "protocol", Value: ports.ProtocolText(conn.Protocol)},
-		{Key: "port", Value: conn.Port},
-	}
-	if len(notAsked) > 0 {
-		facts = append(facts, message.Fact{Key: "notAsked", Value: notAsked})
-	}
-	if len(notes) > 0 {
-		facts = append(facts, message.Fact{Key: "notes", Value: notes})
-	}
-	return inv.Show(message.Of(r, facts...), func(w io.Writer) {
+	return inv.Show(message.Of(r, factsOf(conn, notAsked)...), func(w io.Writer) {
 		p := printer{w: w, wide: inv.Wide()}
 		x := r.GetDns()
 		if x == nil {

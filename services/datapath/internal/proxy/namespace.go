@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/seqpacket"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/proxymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/proxy/proxyns"
@@ -157,15 +158,15 @@ func (p *Proxy) serve(l *lease) {
 	b, oob := make([]byte, maxRequest), make([]byte, controlSize)
 	for {
 		n, control, _, _, err := l.conn.ReadMsgUnix(b, oob)
-		files := passed(oob[:control])
+		files := seqpacket.Descriptors(oob[:control])
 		if err == nil && n == 0 {
-			closeAll(files)
+			seqpacket.CloseAll(files)
 			return
 		}
 		if err == nil && p.o.Namespace != nil {
 			err = p.answer(l, b[:n], files)
 		}
-		closeAll(files)
+		seqpacket.CloseAll(files)
 		if err != nil {
 			return
 		}
@@ -222,7 +223,7 @@ func (p *Proxy) giveSockets(l *lease, r Request) error {
 		return errors.New("the proxy asks for sockets without the proxy namespace")
 	}
 	files, err := p.o.Namespace.Sockets(r.Sockets, r.IPv6)
-	defer closeAll(files)
+	defer seqpacket.CloseAll(files)
 	if err != nil {
 		return p.reply(l, Reply{Problem: err.Error()})
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/rpc"
+	"github.com/sluice-net/sluice/kit/seqpacket"
 	"github.com/sluice-net/sluice/kit/work"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
@@ -185,28 +186,10 @@ func (p *Proxy) Run(ctx context.Context) error {
 		p.awaitReturn(returning)
 	}()
 	defer func() { stop(); <-giveUp; p.end() }()
-	for {
-		c, err := l.Accept()
-		switch {
-		case ctx.Err() != nil:
-			if err == nil {
-				c.Close()
-			}
-			return ctx.Err()
-		case err != nil:
-			p.o.Log.Error("cannot accept the connection of a proxy; retrying", log.Err(err))
-			select {
-			case <-time.After(acceptPause):
-			case <-ctx.Done():
-			}
-		default:
-			p.accept(c.(conn))
-		}
-	}
+	return seqpacket.Accept(ctx, l, func(err error) {
+		p.o.Log.Error("cannot accept the connection of a proxy; retrying", log.Err(err))
+	}, func(c net.Conn) { p.accept(c.(conn)) })
 }
-
-// acceptPause precedes the next attempt after an error of accept.
-const acceptPause = 100 * time.Millisecond
 
 // end closes the connection, and leaves the state in the kernel.
 func (p *Proxy) end() {

@@ -24,23 +24,3 @@ func monotonic() (time.Duration, error) {
 
 // controlSize is the size of the control message with the descriptors of a request.
 var controlSize = unix.CmsgSpace(4 * 4)
-
-// passed returns the descriptors of control messages.
-func passed(oob []byte) (fds []int) {
-	list, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	for i := range list {
-		if more, err := unix.ParseUnixRights(&list[i]); err == nil {
-			fds = append(fds, more...)
-		}
-	}
-	return fds
-}
-
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd) //nolint:errcheck // nothing was written
-	}
-}

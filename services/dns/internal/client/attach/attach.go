@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/seqpacket"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 )
@@ -160,7 +161,7 @@ func (a *Attachment) attach(ctx context.Context) (attached bool, err error) {
 func receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
 	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxDescriptors*4))
 	n, descriptors, flags, _, err := conn.ReadMsgUnix(b, oob)
-	fds := parse(oob[:descriptors])
+	fds := seqpacket.Descriptors(oob[:descriptors])
 	if errors.Is(err, io.EOF) {
 		err = fmt.Errorf("sluice-datapath has refused the connection: %w", err)
 	}
@@ -175,7 +176,7 @@ func receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
 		err = check(m, len(fds))
 	}
 	if err != nil {
-		closeAll(fds)
+		seqpacket.CloseAll(fds)
 		return nil, nil, err
 	}
 	return m, fds, nil
@@ -193,24 +194,4 @@ func check(m *datapathv1.ProxyAttachment, descriptors int) error {
 			maxMapped-8)
 	}
 	return nil
-}
-
-// parse returns the descriptors of control messages.
-func parse(oob []byte) (fds []int) {
-	list, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil
-	}
-	for i := range list {
-		if more, err := unix.ParseUnixRights(&list[i]); err == nil {
-			fds = append(fds, more...)
-		}
-	}
-	return fds
-}
-
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd) //nolint:errcheck // nothing was written
-	}
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/kit/seqpacket"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 )
 
@@ -135,14 +136,14 @@ func (p *pool) leave() {
 	if p.namespace >= 0 {
 		unix.Close(p.namespace) //nolint:errcheck // nothing was written
 	}
-	closeAll(p.listeners)
+	seqpacket.CloseAll(p.listeners)
 	p.namespace, p.listeners = -1, nil
 }
 
 // drop closes the free sockets. The lock is held.
 func (p *pool) drop() {
 	for f := range p.free {
-		closeAll(p.free[f])
+		seqpacket.CloseAll(p.free[f])
 		p.free[f] = nil
 	}
 }
@@ -174,7 +175,7 @@ func (p *pool) add(fds []int, ipv6 bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		closeAll(fds)
+		seqpacket.CloseAll(fds)
 		return
 	}
 	p.free[family(ipv6)] = append(p.free[family(ipv6)], fds...)
@@ -202,14 +203,14 @@ func (a *Attachment) serve(conn *net.UnixConn) error {
 	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxDescriptors*4))
 	for {
 		n, control, flags, _, err := conn.ReadMsgUnix(b, oob)
-		fds := parse(oob[:control])
+		fds := seqpacket.Descriptors(oob[:control])
 		if err != nil {
-			closeAll(fds)
+			seqpacket.CloseAll(fds)
 			return fmt.Errorf("sluice-datapath has ended the connection: %w", err)
 		}
 		m := &datapathv1.ProxyReply{}
 		if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || proto.Unmarshal(b[:n], m) != nil || a.o.Listen == nil {
-			closeAll(fds) // of a later version
+			seqpacket.CloseAll(fds) // of a later version
 			continue
 		}
 		a.take(m, fds)
@@ -227,7 +228,7 @@ func (a *Attachment) take(m *datapathv1.ProxyReply, fds []int) {
 	case m.GetSockets() != nil && len(fds) > 0:
 		a.pool.add(fds, m.GetSockets().GetIpv6())
 	case m.GetProblem() != "":
-		closeAll(fds)
+		seqpacket.CloseAll(fds)
 		err := errors.New(m.GetProblem())
 		if a.tcp.get() != nil {
 			a.tcp.set(err)
@@ -235,7 +236,7 @@ func (a *Attachment) take(m *datapathv1.ProxyReply, fds []int) {
 		a.o.Log.Warn("sluice-datapath does not serve a request; asking again", "after", retryPause, log.Err(err))
 		time.AfterFunc(retryPause, a.again)
 	default:
-		closeAll(fds)
+		seqpacket.CloseAll(fds)
 	}
 }
 

@@ -183,6 +183,19 @@ func (c *conn) finish() {
 // errEnded is returned for a connection that has ended.
 var errEnded = errors.New("the connection has ended")
 
+// identify waits for the pod of the connection before the first allowed query: after a start of this process,
+// sluice-datapath may not have reported the pod yet, and answers to an unknown pod teach nothing.
+func (c *conn) identify() {
+	if !c.Unknown || c.server != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, waitTime)
+	defer cancel()
+	if pod, known := c.s.o.Pods.Wait(ctx, c.Endpoint); known {
+		c.pod, c.Asker, c.Unknown = pod, pod.Asker, false
+	}
+}
+
 // query handles a query. It returns the memory of a reply for the next one.
 func (c *conn) query(b, dst []byte) (reply []byte, err error) {
 	action, reply := c.s.o.Exchange.Query(c.Connection, b, append(dst, 0, 0))
@@ -202,6 +215,7 @@ func (c *conn) query(b, dst []byte) (reply []byte, err error) {
 	}
 	switch action {
 	case exchange.Release:
+		c.identify()
 		return reply, c.forward(b)
 	case exchange.Reply:
 		return reply, c.send(reply)

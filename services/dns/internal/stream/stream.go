@@ -38,7 +38,7 @@ const (
 	idleTime    = 20 * time.Second // without a query
 	messageTime = 5 * time.Second  // to send or read the rest of a message
 	connectTime = 5 * time.Second
-	waitTime    = 5 * time.Second // for a rule set
+	waitTime    = 5 * time.Second // for a rule set, and for the pod
 	// formerTime is how long connections are accepted from former listeners, after others have replaced them.
 	formerTime = time.Second
 	// acceptPause is the pause after an error of accept.

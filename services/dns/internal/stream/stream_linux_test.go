@@ -315,3 +315,15 @@ func TestDeletedPodLosesItsConnections(t *testing.T) {
 		t.Errorf("counted %d times", n)
 	}
 }
+
+// TestConnectionWaitsForItsPod: the first connection after a start may be earlier than the report of its pod.
+func TestConnectionWaitsForItsPod(t *testing.T) {
+	w := newWorld(t)
+	c := &conn{s: w.Server, ctx: t.Context(), pod: w.pods.Get(7)}
+	c.Endpoint, c.Unknown = 7, true
+	go w.pods.Upsert(workload.Owner{ContainerID: "c", Interface: "eth0"}, pods.Endpoint{ID: 7, Namespace: "shop"})
+	c.identify()
+	if c.Unknown || c.Asker.Namespace != "shop" || c.pod != w.pods.Get(7) {
+		t.Errorf("unknown %t, asker %+v, want the pod of namespace shop", c.Unknown, c.Asker)
+	}
+}

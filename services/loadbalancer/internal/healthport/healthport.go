@@ -73,10 +73,11 @@ type Ports struct {
 
 // port is one open port.
 type port struct {
-	listener *net.TCPListener
-	server   *http.Server
-	done     chan struct{}
-	state    atomic.Pointer[state]
+	listener    *net.TCPListener
+	connections *bounded // of listener
+	server      *http.Server
+	done        chan struct{}
+	state       atomic.Pointer[state]
 }
 
 // state determines the answer of a port.
@@ -243,7 +244,7 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 		l = own.(*net.TCPListener) //nolint:forcetypeassert // the network says so
 		p.keep(n, l)
 	}
-	at := &port{listener: l, done: make(chan struct{})}
+	at := &port{listener: l, connections: &bounded{Listener: l}, done: make(chan struct{})}
 	at.state.Store(&state{})
 	at.server = &http.Server{
 		Handler: http.HandlerFunc(at.answer), MaxHeaderBytes: 8 << 10,
@@ -252,7 +253,7 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 	}
 	go func() {
 		defer close(at.done)
-		err := at.server.Serve(&bounded{Listener: l})
+		err := at.server.Serve(at.connections)
 		if !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			p.log.Error("health check port stopped unexpectedly", "port", n, log.Err(err))
 		}
@@ -279,10 +280,8 @@ func (p *Ports) end() {
 	for _, at := range p.open {
 		ends.Go(func() {
 			p.closeCopy(at.listener)
-			<-at.done // each accepted connection is known to the server
-			if at.server.Shutdown(ctx) != nil {
-				at.server.Close() //nolint:errcheck // its error does not matter
-			}
+			<-at.done // each accepted connection is known
+			at.finish(ctx)
 		})
 	}
 	ends.Wait()
@@ -295,6 +294,17 @@ func (p *Ports) end() {
 	p.disconnect(last)
 	clear(p.kept)
 	p.client = nil
+}
+
+// finish closes the connections of a port that accepts no more: idle ones at once, the others when they are answered,
+// and all when ctx ends. Server.Shutdown would close those whose request it has not read yet, without an answer.
+func (at *port) finish(ctx context.Context) {
+	at.server.SetKeepAlivesEnabled(false)
+	select {
+	case <-at.connections.empty():
+	case <-ctx.Done():
+	}
+	at.server.Close() //nolint:errcheck // its error does not matter
 }
 
 // answer uses kube-proxy's format, which load balancers can parse.
@@ -331,8 +341,27 @@ func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 type bounded struct {
 	net.Listener
 
-	mu   sync.Mutex
-	open []*boundedConn // guarded by mu; the oldest first
+	mu      sync.Mutex
+	open    []*boundedConn // guarded by mu; the oldest first
+	emptied chan struct{}  // guarded by mu; closed when open becomes empty; nil: nobody waits
+}
+
+// empty returns a channel that is closed when no connection is open. It is called at most once, after the last Accept.
+func (b *bounded) empty() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	emptied := make(chan struct{})
+	b.emptied = emptied
+	b.signal()
+	return emptied
+}
+
+// signal closes emptied if no connection is open. The caller holds mu.
+func (b *bounded) signal() {
+	if b.emptied != nil && len(b.open) == 0 {
+		close(b.emptied)
+		b.emptied = nil
+	}
 }
 
 // Accept implements net.Listener.
@@ -390,6 +419,7 @@ func (c *boundedConn) Close() error {
 	c.of.mu.Lock()
 	if i := slices.Index(c.of.open, c); i >= 0 {
 		c.of.open = slices.Delete(c.of.open, i, i+1)
+		c.of.signal()
 	}
 	c.of.mu.Unlock()
 	return c.Conn.Close()

@@ -4,6 +4,7 @@
 package healthport
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -144,6 +145,50 @@ func TestSilentConnectionsKeepNoLoadBalancerOut(t *testing.T) {
 		if answer, err := ask(port); err != nil || !strings.HasPrefix(answer, "200 1 ") {
 			t.Errorf("with the connections of %s: %q, %v", what, answer, err)
 		}
+	}
+}
+
+// TestRequestOfAnAcceptedConnectionIsAnsweredDuringTheEnd: the kernel has accepted the connection, so no other process
+// can answer its request. Idle connections do not delay the end.
+func TestRequestOfAnAcceptedConnectionIsAnsweredDuringTheEnd(t *testing.T) {
+	p := New(&services{}, Options{Address: "127.0.0.1", Log: log.Discard()})
+	at, err := p.listen(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.open[0] = at
+	connect := func() net.Conn {
+		c, err := net.Dial("tcp", at.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	get := func(c net.Conn) {
+		if _, err := io.WriteString(c, "GET / HTTP/1.1\r\nHost: node\r\n\r\n"); err != nil {
+			t.Error(err)
+		}
+		if resp, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || resp.StatusCode != 503 {
+			t.Errorf("answer %v, %v, want one without endpoints", resp, err)
+		}
+	}
+	idle, early := connect(), connect()
+	get(idle)
+	servicetest.Eventually(t, "both connections are accepted", func() bool {
+		at.connections.mu.Lock()
+		defer at.connections.mu.Unlock()
+		return len(at.connections.open) == 2
+	})
+	ended := make(chan struct{})
+	go func() { defer close(ended); p.end() }()
+	if _, err := idle.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the idle connection: %v, want EOF", err)
+	}
+	get(early)
+	<-ended
+	if n := len(at.connections.open); n != 0 {
+		t.Errorf("%d connections after the end", n)
 	}
 }
 

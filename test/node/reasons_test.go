@@ -73,6 +73,18 @@ func (n *testNode) creation(t *testing.T, p pod.Pod) *datapathv1.CreateEndpointR
 	return &datapathv1.CreateEndpointRequest{Owner: o, NetworkNamespace: p.Netns, Addresses: n.lease(t, o)}
 }
 
+// firstAnswer returns the answer of the datapath to a creation, once it has the pod ranges.
+func (n *testNode) firstAnswer(t *testing.T, q *datapathv1.CreateEndpointRequest) (err error) {
+	t.Helper()
+	servicetest.EventuallyNil(t, "the datapath has the pod ranges", func() error {
+		if _, err = n.datapath.CreateEndpoint(short(t), q); status.Code(err) == codes.Unavailable {
+			return err
+		}
+		return nil
+	})
+	return err
+}
+
 func short(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	t.Cleanup(cancel)
@@ -105,12 +117,9 @@ func reasonsOfRequests(r *reasons) {
 	web := n.creation(t, newPod(t, "web"))
 	early := proto.CloneOf(web)
 	early.NetworkNamespace = "/dev/null"
-	servicetest.EventuallyNil(t, "the datapath has the pod ranges", func() error {
-		if err := create(early); status.Code(err) == codes.Unavailable {
-			return err
-		}
-		return nil
-	})
+	if err := n.firstAnswer(t, early); err == nil {
+		t.Error("an endpoint in /dev/null")
+	}
 	for path, reason := range map[string]datapathv1.ErrorReason{
 		"/dev/null":         datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE,
 		"/proc/self/ns/mnt": datapathv1.ErrorReason_ERROR_REASON_NETWORK_NAMESPACE_UNUSABLE,
@@ -197,12 +206,11 @@ func reasonsOfSettings(r *reasons) {
 		HostPort: 8080, ContainerPort: 80,
 		Protocol: netv1.Protocol_PROTOCOL_TCP,
 	}}
-	_, err := n.datapath.CreateEndpoint(short(t), mapped)
+	err := n.firstAnswer(t, mapped)
 	r.want("a host port without services", err, datapathv1.ErrorReason_ERROR_REASON_LOAD_BALANCING_OFF)
-	servicetest.EventuallyNil(t, "the datapath has the pod ranges", func() error {
-		_, err := n.datapath.CreateEndpoint(short(t), first)
-		return err
-	})
+	if _, err = n.datapath.CreateEndpoint(short(t), first); err != nil {
+		t.Fatal(err)
+	}
 	second := proto.CloneOf(first)
 	second.Owner = &workloadv1.Owner{ContainerId: p.Name, InterfaceName: "eth1"}
 	second.Addresses = n.lease(t, second.GetOwner())
@@ -218,7 +226,7 @@ func reasonsOfFailures(r *reasons) {
 	t := r.t
 	n := newNode(t)
 	kept := n.creation(t, newPod(t, "kept"))
-	if _, err := n.datapath.CreateEndpoint(short(t), kept); err != nil {
+	if err := n.firstAnswer(t, kept); err != nil {
 		t.Fatal(err)
 	}
 	unserved, unjudged, unwritten := n.creation(t, newPod(t, "unserved")), n.creation(t, newPod(t, "unjudged")),

@@ -110,9 +110,9 @@ func New(cfg Config) *Modes {
 	return m
 }
 
-// begin restarts the remaining time of the loaded modes from now: their ends are wall-clock times,
-// and the clock may have been set. An end later than the mode's duration was written under another
-// clock; the shortened end is written at once, so that frequent restarts do not prolong the mode.
+// begin lets the loaded modes last for their remaining time from now. The file has the wall-clock times at which they
+// end, and the clock may have been set since. If an end is later than the mode's duration from now, the clock was set
+// back: the end is shortened, and written at once, so that frequent restarts do not prolong the mode.
 func (m *Modes) begin(now time.Time) {
 	cut := false
 	count := func(mode *Mode) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package learned reports to sluice-policy which addresses of DNS names connections still use after
-// the TTL of the DNS answer has passed, so that sluice-policy keeps them.
+// Package learned reports to sluice-policy which addresses of DNS names are still used by connections after the TTL of
+// the DNS answer has passed. sluice-policy then keeps these addresses.
 package learned
 
 import (
@@ -21,14 +21,14 @@ const MinInterval = 20 * time.Second
 // it may have been upgraded.
 const unsupportedPause = 10 * time.Minute
 
-// ErrUnsupported: the version of the policy service drops addresses by their TTL alone.
+// ErrUnsupported: this version of the policy service drops addresses when their TTL has passed, whether or not they are
+// in use.
 var ErrUnsupported = errors.New("this version of sluice-policy does not accept reports of connections to learned addresses")
 
 // Service is the part of sluice-policy that receives the reports.
 type Service interface {
-	// HoldAddresses reports which of the addresses that the previous call returned are in use by
-	// connections, and returns the addresses to look for next. ErrUnsupported if the service does
-	// not have the call.
+	// HoldAddresses reports which of the addresses from the previous call are in use by connections, and returns the
+	// addresses to look for next. ErrUnsupported if the service does not have the call.
 	HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error)
 }
 
@@ -43,7 +43,7 @@ type Reporter struct {
 }
 
 type pass struct {
-	wanted *map[netip.Addr]struct{} // the addresses that it looked for
+	wanted *map[netip.Addr]struct{} // the addresses that the pass looked for
 	inUse  []netip.Addr
 }
 
@@ -60,7 +60,7 @@ func (r *Reporter) Wanted() (addresses map[netip.Addr]struct{}, passed func(inUs
 	wanted := r.wanted.Load()
 	return *wanted, func(inUse []netip.Addr) {
 		select {
-		case <-r.passes: // drop an earlier pass that was not reported
+		case <-r.passes: // An earlier pass that was not reported yet is dropped.
 		default:
 		}
 		select {
@@ -81,7 +81,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		case <-time.After(pause):
 		}
 		var p pass
-		for p.wanted != r.wanted.Load() { // skip a pass that began before the last answer
+		for p.wanted != r.wanted.Load() { // A pass that began before the last answer has looked for other addresses.
 			select {
 			case <-ctx.Done():
 				return ctx.Err()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package policyhistory records which policy evaluated each endpoint since which epoch, because
-// events stay in buffers for a while before they are decoded.
+// Package policyhistory records which policy evaluated each endpoint, and since which epoch. Events are decoded some
+// time after they were sent, when the endpoint may have another policy.
 package policyhistory
 
 import (

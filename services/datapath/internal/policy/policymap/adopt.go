@@ -86,7 +86,7 @@ func (m *Maps) adopt() error {
 		if lt, err := s.adopt(t, c); err != nil {
 			m.log.Warn("table is corrupt and not adopted", "table", t, "named", named[t], "error", err)
 			if named[t] {
-				// the table will deny everything, and its ID stays reserved until the next start
+				// The table will deny everything. Its ID stays reserved until the next start.
 				s.ids.takeAt(i)
 			}
 		} else {
@@ -100,7 +100,7 @@ func (m *Maps) adopt() error {
 			s.identityNumber.takeAt(i)
 		}
 	}
-	// keep a class number reserved that an identity or row refers to, even if it has no key
+	// A class number without a key stays reserved if an identity or a row refers to it.
 	for i := range s.identities {
 		if s.identities[i] = s.identity(i); s.identities[i] != 0 {
 			s.identityNumber.takeAt(int(unpacked(s.identities[i]).Class))
@@ -114,7 +114,7 @@ func (m *Maps) adopt() error {
 	return nil
 }
 
-// adopt adopts one table if its parts lie in valid places.
+// adopt adopts one table, if all ranges in its header are valid.
 func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error) {
 	h := s.header(t)
 	lt := &liveTable{id: t, hash: c.tableKeys[t].Hash, header: h, peers: map[nodetable.IdentityClass]uint16{}}
@@ -193,7 +193,7 @@ func (s *tableStore) adopt(t nodetable.ID, c *contents) (_ *liveTable, err error
 		lt.addresses.refs++
 	}
 	s.rows += len(lt.peers)
-	// a process may have been killed between two stores of a move
+	// A process may have been killed between two stores while it moved the table.
 	lt.header.N_class = uint16(capacity)
 	return lt, nil
 }

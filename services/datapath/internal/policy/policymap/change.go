@@ -35,8 +35,8 @@ func (m *Maps) change(t nodetable.ID, f func(*tableStore, *liveTable) error) err
 	return nil
 }
 
-// GrowTable appends classes to a table. Its verdicts do not change, because no row leads to the new
-// classes yet. After an error the table is unchanged.
+// GrowTable appends classes to a table. Its verdicts do not change, because no row refers to the new classes yet. After
+// an error the table is unchanged.
 //
 // A table without spare capacity is copied to a larger range and moved by one store, which takes a
 // grace period (8 to 16 ms).
@@ -59,7 +59,7 @@ func (s *tableStore) growInPlace(lt *liveTable, nodes []portNode, classes []uint
 	was := [2]int{len(lt.nodes), len(lt.classes)}
 	base := lt.nodeSpan.base
 	err := s.writeNodes(base+was[0], nodeValues(nodes, base)[was[0]:])
-	// the last one first: a table has as many classes as lie before the first gap
+	// The last class first: the number of classes of a table is counted up to the first gap.
 	for i := len(classes) - 1; i >= was[1] && err == nil; i-- {
 		err = s.storeWord(bpf.MapsMapSlClass, s.classMem, lt.classSpan.base+classHead+i, classes[i]+uint32(base))
 	}
@@ -204,8 +204,8 @@ func (m *Maps) SetDefaults(t nodetable.ID, classes [identity.Kinds]policytable.C
 	})
 }
 
-// SetPrefix adds a prefix to a table, or replaces its classes. If other tables share the set of
-// prefixes, it is copied first, unless the change makes it equal to an existing set.
+// SetPrefix adds a prefix to a table, or replaces its classes. If other tables share the table's set of prefixes, the
+// set is copied first, unless an existing set equals the changed one.
 func (m *Maps) SetPrefix(t nodetable.ID, p netip.Prefix, classes policytable.PrefixClasses) error {
 	if err := ipmap.CheckPrefix(p); err != nil {
 		return err

@@ -70,7 +70,7 @@ func (s *tableStore) define(c *nodetable.Content, roots []uint32, nodes []portNo
 	}
 	if err := s.write(lt, fresh); err != nil {
 		if undo := s.erase(lt, fresh); undo != nil {
-			// what could not be undone stays reserved
+			// If a part could not be undone, its space stays reserved.
 			return 0, errors.Join(err, undo)
 		}
 		s.unplan(lt, fresh)

@@ -28,8 +28,8 @@ const childBit = 1 << 31
 
 // tableStore tracks used and free space in the maps of tables. The gate of Maps guards it.
 //
-// Free space is zero in the maps, except in sl_rule after a start. Other contents there are
-// foreign, or leftovers of a killed process.
+// Free elements of the maps are zero, except in sl_rule after a start. Anything else in free elements was written by
+// another program, or left by a killed process.
 type tableStore struct {
 	tableMaps
 
@@ -291,7 +291,7 @@ func (s *tableStore) newSet(blocks map[netip.Prefix]policytable.PrefixClasses) (
 	return a, nil
 }
 
-// keep adds a set that is in the maps, or will be.
+// keep registers a set that is in the maps, or will be written next.
 func (s *tableStore) keep(a *addressSet) {
 	s.sets[a.id] = a
 	s.bySum[a.sum] = append(s.bySum[a.sum], a)

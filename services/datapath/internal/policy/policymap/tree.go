@@ -15,9 +15,9 @@ import (
 // fanout is the number of entries in a portNode.
 const fanout = len(bpf.MapsSlPortNode{}.Hi)
 
-// portNode is a node of a tree of ranges over protocol << 16 | port. A lookup takes the first entry
-// whose high is not below the point. high ascends, unused entries repeat the last one, and the last
-// high of a root is 0xFFFFFFFF.
+// portNode is a node of a tree of ranges over protocol << 16 | port. A lookup takes the first entry whose high is not
+// below the packet's protocol and port. high ascends, unused entries repeat the last one, and the last high of a root
+// is 0xFFFFFFFF.
 type portNode struct {
 	high [fanout]uint32
 	// value of an entry: with childBit the index of another node of the same table; otherwise bits

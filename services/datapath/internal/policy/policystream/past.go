@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Past is the policy state that this or an earlier process enforced. The service must not fall
-// behind it without a reason. Its methods may be called concurrently.
+// Past is the policy state that this or an earlier process has enforced. A service with an older state has lost
+// policies, and its state is not adopted without confirmation. The methods may be called concurrently.
 type Past struct {
 	memory Memory
 	log    *slog.Logger
@@ -82,8 +82,8 @@ func (p *Past) before() *Enforced {
 	return &e
 }
 
-// Lags returns why the service's state at a barrier is not adopted; empty if it is. A service that
-// lost policies must not lift them on the node.
+// Lags returns why the service's state at a barrier is not adopted; empty if it is. A service that has lost policies
+// must not remove them from the node.
 func (p *Past) Lags(b policytable.Barrier) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,9 +109,9 @@ func (p *Past) Lags(b policytable.Barrier) string {
 		revision, what, b.PolicyRevision, strings.Join(b.Incomplete, ", "))
 }
 
-// Note records the state that is enforced from now on. A new state is saved before its tables are
-// written: after a kill in between, the service need not prove again that it is complete. A new
-// revision of the same state is saved later by Save.
+// Note records the state that is enforced from now on. A new state is saved before its tables are written: if the
+// process is killed in between, the next process accepts the service's state without another proof that it is complete.
+// A new revision of the same state is saved later by Save.
 func (p *Past) Note(b policytable.Barrier) {
 	if p.memory == nil || b.State == "" {
 		return

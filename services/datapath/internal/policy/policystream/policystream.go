@@ -24,10 +24,10 @@ type Subscription struct {
 	Seq         uint64
 	Subjects    []uint32
 	Locations   map[netip.Addr]uint32
-	Enforced    *Enforced // the service must not be older than this; nil: it may be
+	Enforced    *Enforced // the state of the service must not be older than this; nil: it may be
 }
 
-// Hold reports that all messages up to Seq arrived and are not enforced.
+// Hold reports that all messages up to Seq have arrived, but are not enforced.
 type Hold struct {
 	Seq      uint64
 	Revision uint64 // the revision that stays enforced
@@ -58,8 +58,7 @@ type Service interface {
 	Subscribe(ctx context.Context, s Subscription) (Stream, error)
 }
 
-// Enforced is a policy state that the kernel enforces. The service must not fall behind it without
-// a reason.
+// Enforced is a policy state that the kernel enforces. A service with an older state has lost policies.
 type Enforced struct {
 	State    string   // name of the state; empty: nothing was enforced
 	Revision uint64   // of the policies

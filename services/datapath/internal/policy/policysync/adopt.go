@@ -33,7 +33,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 	}
 	for _, e := range endpoints {
 		if e.Blocked() {
-			continue // attached when it is published again
+			continue // the endpoint is added when it is published again
 		}
 		a.endpoints.slots[e.Slot] = &slot{Binding: e}
 		s := a.subject(e.Identity)
@@ -42,7 +42,7 @@ func (a *Applier) Adopt(trusted func(slot uint16) bool, audited auditmode.Audite
 			s.ready, s.egress, s.ingress = true, e.Egress, e.Ingress
 		}
 	}
-	// for every endpoint, because the kernel's audit modes are unknown
+	// set the audit mode of every endpoint, because the modes in the kernel are unknown
 	a.auditAll = audited.All
 	if err := a.enforceAudit(context.Background(), audited, slices.Sorted(maps.Keys(a.endpoints.slots))); err != nil {
 		return err

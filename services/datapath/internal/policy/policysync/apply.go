@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// work collects the effects of one message that follow its writes.
+// work collects what has to be done after the writes of one message.
 type work struct {
 	ctx     context.Context
 	bump    map[uint16]struct{} // endpoints whose connections have to be evaluated again
@@ -58,7 +58,7 @@ func (a *Applier) apply(ctx context.Context, m policytable.Message) (nacks []pol
 			return nil, fmt.Errorf("message %d, steps[%d]: %w", m.Seq, i, err)
 		}
 	}
-	if a.next.undecided() { // from a service that sends no barrier
+	if a.next.undecided() { // the service is of a version that sends no barrier
 		if err := a.decide(w, policytable.Barrier{}); err != nil {
 			return nil, fmt.Errorf("message %d: %w", m.Seq, err)
 		}
@@ -149,7 +149,7 @@ func (a *Applier) carryOut(w *work, st policytable.Step, seq uint64) error {
 	case policytable.DeletePrefix:
 		return a.prefix(w, m.tables[st.Table], st.Prefix, false)
 	case policytable.BindSubject:
-		if s := a.endpoints.subjects[uint32(st.Subject)]; s != nil { // otherwise it was dropped meanwhile
+		if s := a.endpoints.subjects[uint32(st.Subject)]; s != nil { // otherwise the subject was dropped meanwhile
 			s.dirty = true
 		}
 	case policytable.RemoveSubject:

@@ -57,7 +57,7 @@ func (a *Applier) Check(repair bool) ([]Difference, error) {
 		errs = append(errs, a.cfg.Kernel.SetIdentities(changes))
 	}
 	if repair && len(diffs) > 0 {
-		// connections allowed by the wrong entries are evaluated again
+		// Evaluate connections again: wrong entries may have allowed some.
 		errs = append(errs, a.cfg.Kernel.BumpEpochs())
 	}
 	return diffs, errors.Join(errs...)

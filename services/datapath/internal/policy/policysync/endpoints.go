@@ -32,7 +32,7 @@ type subject struct {
 	proxies         [2]map[uint16]uint16
 	refusal         string
 	lacks           bool // the kernel has only part of a table's rules
-	dirty           bool // its bindings have changed
+	dirty           bool // the tables that the subject is bound to have changed
 }
 
 // endpoints holds the node's endpoints by ID, and their identities: the subjects whose tables this
@@ -107,8 +107,8 @@ func (e *endpoints) wanted() (subjects map[uint32]struct{}, locations map[netip.
 	return subjects, locations
 }
 
-// letGo drops lingering subjects without endpoints, the oldest first, while there are more than a
-// subscription may have.
+// letGo drops subjects without endpoints, the oldest first, until the number of subjects is within the limit of a
+// subscription.
 func (e *endpoints) letGo(subjects map[uint32]struct{}) {
 	if len(subjects) <= maxSubjects {
 		return

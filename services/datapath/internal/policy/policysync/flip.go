@@ -41,7 +41,7 @@ func (a *Applier) flipSubject(w *work, id uint32, s *subject) error {
 	var tables [2]nodetable.ID
 	for d, b := range list {
 		if b.table != nil && a.model.tables[b.id] != b.table {
-			return nil // the table has ended: the subject is about to be bound again or removed
+			return nil // The table was retired, and the subject will be bound again or removed.
 		}
 		if b.table == nil || b.table.kernel != nil && !b.table.allowsTooMuch() {
 			tables[d] = kernelID(b)

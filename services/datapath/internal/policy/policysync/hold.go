@@ -35,7 +35,7 @@ func (a *Applier) decide(w *work, b policytable.Barrier) error {
 	select {
 	case <-a.synced:
 	default:
-		close(a.synced) // the service has sent everything; nothing newer comes by itself
+		close(a.synced) // The service has sent everything and will not send a newer state by itself.
 	}
 	if slices.Contains(b.Incomplete, "identity") {
 		return nil
@@ -56,8 +56,8 @@ func (a *Applier) setHeld(why string) {
 	a.view.held = why
 }
 
-// makeUnknown makes identities unknown while the tables stay: in these tables a number keeps its
-// old meaning, even if another label set gets the number.
+// makeUnknown makes identities unknown while the adopted tables stay. In these tables a number has its old meaning,
+// although the number may now belong to another label set.
 func (a *Applier) makeUnknown(w *work, gone []uint32) error {
 	want := make(map[uint32]nodetable.Identity, len(gone))
 	for _, id := range gone {

@@ -8,10 +8,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// incoming is a snapshot that is not adopted yet. Its content is not written before it is complete,
-// because a restarted service may have changed everything at once. A complete snapshot stays here,
-// with all later messages, while the service is behind the enforced state. The lock of the Applier
-// guards it.
+// incoming is a snapshot that is not adopted yet. It is not written before it is complete, because a restarted service
+// may have changed everything. A complete snapshot stays here, with all later messages, while the service's state is
+// older than the enforced one. The lock of the Applier guards it.
 type incoming struct {
 	model    *model // nil: no snapshot is being received
 	steps    int

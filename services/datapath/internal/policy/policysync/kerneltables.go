@@ -18,8 +18,8 @@ import (
 )
 
 // kernelTables are the tables in the kernel, as this process wrote or found them. Every write of a table is one of its
-// methods, which changes the kernel first and then its record; a failed write changes neither. It decides nothing: the
-// caller checks shares and order. The caller locks.
+// methods, which changes the kernel first and then its record; a failed write changes neither. It makes no decisions:
+// the caller checks shares, decides the order of changes, and holds the lock.
 type kernelTables struct {
 	kernel Kernel
 	byID   map[nodetable.ID]*kernelTable
@@ -33,7 +33,7 @@ type kernelTable struct {
 	meanings map[policytable.Meaning]uint16 // of classes; nil until first used
 }
 
-// known returns the classes by meaning; among equal ones the first.
+// known returns the table's classes by meaning. If several classes have the same meaning, it returns the first one.
 func (k *kernelTable) known() map[policytable.Meaning]uint16 {
 	if k.meanings == nil {
 		k.meanings = k.content.Meanings()
@@ -58,7 +58,7 @@ func (ks *kernelTables) adopt(l *slog.Logger) error {
 			err = c.Validate()
 		}
 		if err != nil {
-			// Endpoints that use it keep it, but no other endpoint gets it.
+			// Endpoints that use the table keep it, but no other endpoint gets it.
 			l.Error("table is not adopted", "table", id, log.Err(err))
 			c = nodetable.Content{Table: policytable.Table{Classes: []policytable.Ranges{nil}}}
 		}
@@ -88,8 +88,8 @@ func (ks *kernelTables) refersTo(nc nodetable.IdentityClass) bool {
 	return false
 }
 
-// candidate returns the best table without an owner that can become t by changes in place, or nil. used are the tables
-// that evaluate endpoints.
+// candidate returns the most suitable table without an owner that can be changed into t in place, or nil. used are the
+// tables that evaluate endpoints.
 func (ks *kernelTables) candidate(t *serviceTable, used map[*kernelTable][]uint16) (*kernelTable, *nodetable.Match) {
 	var best *kernelTable
 	var bestMatch *nodetable.Match
@@ -110,8 +110,8 @@ func (ks *kernelTables) candidate(t *serviceTable, used map[*kernelTable][]uint1
 	return best, bestMatch
 }
 
-// equal returns a table without an owner that equals a part, for example after a restart, and maps the classes of the
-// definition to the classes of that table. nil if no table matches.
+// equal returns a table without an owner that equals the part in d, for example after a restart. It returns nil if no
+// table matches. It sets which class of that table corresponds to each class of the definition.
 func (ks *kernelTables) equal(d *definition) *kernelTable {
 	for k := range ks.sorted() {
 		if k.owner != nil || k.content.Hash != d.content.Hash || len(k.content.Peers) != len(d.content.Peers) ||

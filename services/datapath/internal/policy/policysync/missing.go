@@ -13,11 +13,10 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// If the kernel has no capacity for a row, only the table that needs the row is affected. The table
-// treats the peers of the row as unknown: every deny rule with a selector matches them, and no allow
-// rule with a selector does. The programs find no row for such a peer, and use the table's default
-// class for the peer's kind. Therefore this default becomes the class of unknown peers. It also
-// applies to the other peers of that kind which have no row.
+// If the kernel has no capacity for a row, only the table that needs the row is affected. The table treats the peers of
+// the row as unknown: every deny rule with a selector matches them, and no allow rule with a selector does. The
+// programs find no row for such a peer, and use the table's default class for the peer's kind. Therefore this default
+// is set to the class of unknown peers. This also affects all other peers of the kind that have no row.
 
 // lacksRow records that the kernel has no capacity for a row of a table.
 func (m *model) lacksRow(t *serviceTable, nc nodetable.IdentityClass) {
@@ -45,8 +44,8 @@ func (m *model) lacks(t *serviceTable, there map[nodetable.IdentityClass]policyt
 	_, t.unsafe = m.defaults(t)
 }
 
-// reduced returns the content of a table with at most limit rows. It keeps first the rows whose
-// peers would be allowed more without them.
+// reduced returns the content of a table with at most limit rows. If rows must be left out, it prefers to keep the rows
+// without which their peers would be allowed more.
 func (m *model) reduced(t *serviceTable, limit int) nodetable.Content {
 	c := t.content.Clone()
 	unknown := c.DefaultClasses[identity.KindUnknown]

@@ -88,15 +88,15 @@ type serviceTable struct {
 	classes []uint16
 	same    bool  // classes and nodes have the same numbers
 	part    *part // the part that the kernel has; nil: all of it
-	// missing and missingPrefixes are the rows and prefixes for which the maps had no capacity. The value of a
-	// prefix is true if the table without the prefix allows something that it denies with it.
+	// missing and missingPrefixes are the rows and prefixes for which the maps had no capacity. The value of a prefix
+	// is true if the table allows something without the prefix that it denies with it.
 	missing         map[nodetable.IdentityClass]struct{}
 	missingPrefixes map[netip.Prefix]bool
-	// unsafe: the peers of some missing rows may do more as unknown peers than with their rows,
-	// because an unknown peer matches no pass rule with a selector.
+	// unsafe: treated as unknown, the peers of some missing rows may do more than with their rows. The reason is that
+	// an unknown peer matches no pass rule with a selector.
 	unsafe bool
-	// forgotten: the content was dropped, because all tables together are too large. need is its
-	// size against the bounds.
+	// forgotten: the table's content was dropped, because all tables together exceed a bound. need is the size of the
+	// table in the units of the bounds.
 	forgotten bool
 	need      [remembered]int
 	err       error // why the kernel does not have it, or not completely
@@ -130,7 +130,7 @@ func validIdentity(id uint32) bool {
 	return identity.Numeric(id).Scope() != identity.ScopeInvalid
 }
 
-// take checks and applies a step. number returns the kernel's number of an identity class.
+// take checks a step and applies it to the model. number returns the kernel's number of an identity class.
 func (m *model) take(st policytable.Step, seq uint64, number func(policytable.ClassKey) (nodetable.IdentityClass, error)) error {
 	switch st := st.(type) {
 	case policytable.DefineIdentityClass:

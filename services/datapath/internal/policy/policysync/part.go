@@ -17,9 +17,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// If a table exceeds its tenant's share, the kernel has the part with the rules that fit. The part
-// denies all connections that the other rules decide, so it allows nothing that the whole table
-// denies. It omits rows and prefixes that equal the default or prefix around them.
+// If a table exceeds its tenant's share, the kernel has the part with the rules that fit. The part denies all
+// connections that the other rules decide, so it allows nothing that the whole table denies. Rows and prefixes with the
+// same meaning as the default, or as the shorter prefix around them, are omitted.
 
 // part describes the part of a table that is in the kernel.
 type part struct {
@@ -141,9 +141,8 @@ func (pl *placer) namespaces(t *serviceTable) func(rule int) string {
 	}
 }
 
-// fitPart returns the largest part of a table that fits the shares of its tenants, charges it, and
-// requests the rest. If not even a part without rules fits, it returns nil and requests the whole
-// table.
+// fitPart returns the largest part of a table that fits the shares of its tenants, charges it to a tenant, and requests
+// space for the rest. If not even a part without rules fits, it returns nil and requests the whole table.
 func (pl *placer) fitPart(t *serviceTable, most nodetable.Size) *definition {
 	hosts := t.content.HostClasses(func(ic nodetable.IdentityClass) uint8 { return pl.model.kinds[ic] })
 	pl.rooms.ledger.Delete(ask{t, true})
@@ -245,8 +244,8 @@ func (pl *placer) writePart(w *work, t *serviceTable, why error, most nodetable.
 // maxYields bounds the parts that are reduced for one table.
 const maxYields = 4
 
-// yield reduces parts of other tables of the tenant, the largest first, until a table of the given
-// size fits or can get as much as the largest part. If the table fits, it charges it and returns
+// yield makes space for a table of the given size: it reduces parts of other tables of the tenant, the largest first,
+// until the table fits or can get as much space as the largest part has. If the table fits, it charges it and returns
 // true.
 func (pl *placer) yield(w *work, t *serviceTable, size nodetable.Size) (bool, error) {
 	var least nodetable.Size
@@ -356,13 +355,13 @@ func (m *model) lacksAgain(t *serviceTable) {
 	}
 }
 
-// spread writes the omitted prefixes within p before p changes, because they will differ from p
-// afterwards.
+// spread writes the omitted prefixes inside p before p changes: they were omitted because they equalled p, which will
+// no longer be true.
 func (pl *placer) spread(w *work, t *serviceTable, p netip.Prefix) error {
 	_, left := t.part.prefixes[p]
 	delete(t.part.prefixes, p)
 	if _, wanted := t.content.Prefixes[p]; left && !wanted {
-		return nil // nothing changes for the prefixes within p
+		return nil // p has no effect on the prefixes inside it
 	}
 	for _, q := range slices.SortedFunc(maps.Keys(t.part.prefixes), netip.Prefix.Compare) {
 		if _, left := t.part.prefixes[q]; !left || p.Bits() >= q.Bits() || !p.Contains(q.Addr()) {
@@ -375,8 +374,8 @@ func (pl *placer) spread(w *work, t *serviceTable, p netip.Prefix) error {
 	return nil
 }
 
-// unsafeRows reports whether peers of rows that a part omits may do more as unknown peers than with
-// their rows. The part treats peers of the given kinds as unknown.
+// unsafeRows reports whether peers of rows that a part omits may do more as unknown peers than with their rows. kinds
+// are the kinds of peers that the part treats as unknown.
 func (m *model) unsafeRows(t *serviceTable, kinds [identity.Kinds]bool) bool {
 	if t.part == nil {
 		return false

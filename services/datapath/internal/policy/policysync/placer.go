@@ -11,8 +11,8 @@ import (
 )
 
 // placer puts the tables of the service into the kernel: whole, in part if its tenant's share is smaller, or not at
-// all. It keeps the kernel's tables as the service changes them, and retries what did not fit. It knows neither the
-// stream nor which policy an endpoint gets; that is the Applier's part. The caller locks.
+// all. It keeps the kernel's tables as the service changes them, and retries what did not fit. It does not handle the
+// stream, nor decide which policy an endpoint gets; the Applier does. The caller holds the lock.
 type placer struct {
 	kernel   Kernel
 	log      *slog.Logger
@@ -31,7 +31,7 @@ type placer struct {
 	drain chan struct{} // has a token when something waits for a grace period
 }
 
-// flipper gives subjects their present tables. Tables that lose their space may be retired afterwards.
+// flipper switches subjects to their present tables. Tables that lose their space may be retired afterwards.
 type flipper interface {
 	flip(w *work) error
 }

@@ -3,20 +3,19 @@
 
 // Package policysync writes the tables of the policy service to the kernel.
 //
-// The service sends steps. Applied one by one and in order, they lead from one set of tables to the
-// next, and after each step every verdict is either the old or the new one. The Applier preserves
-// this property while it adds what the service does not know: the kernel's own numbers, so that a
-// restart of either side rewrites nothing; tables that exceed the capacity, whose subjects are
-// isolated in that direction; and the endpoints whose connections have to be evaluated again.
+// The service sends steps. Applied one by one and in order, they lead from one set of tables to the next, and after
+// each step every verdict is either the old or the new one. The Applier preserves this property while it handles three
+// things that the service does not know. It maps the service's numbers to the kernel's, so that a restart of either
+// side rewrites nothing. It isolates subjects, in one direction, whose table exceeds the capacity. And it finds the
+// endpoints whose connections have to be evaluated again.
 //
 // It owns the policy entry of every endpoint, the tables, and the entries of identities. It rejects
 // invalid steps before it writes anything, because its process has privileges that the service does
 // not have.
 //
-// The lock of the Applier guards all state. The state is divided by topic: model holds the
-// service's state and incoming a snapshot that is not adopted yet; rooms divides the maps among
-// tenants; identities holds the kernel's entries of identities; endpoints holds the endpoints with
-// their subjects.
+// The lock of the Applier guards all state. Each part of the state has a type: model is the service's state, incoming a
+// snapshot that is not adopted yet, rooms the division of the maps among tenants, identities the kernel's entries of
+// identities, and endpoints the endpoints with their subjects.
 package policysync
 
 import (
@@ -100,9 +99,9 @@ type Addresses interface {
 // ErrUnavailable: the tables of a subject did not arrive in time.
 var ErrUnavailable = errors.New("unavailable")
 
-// ErrHeld: the tables of a subject did not arrive in time because the policies of the service are
-// not adopted: the service is behind the enforced state, or sent a step that this datapath does not
-// know. It always comes with ErrUnavailable.
+// ErrHeld: the tables of a subject did not arrive in time because the policies of the service are not adopted: the
+// service's state is older than the enforced one, or the service has sent a step that this datapath does not know. It
+// always comes with ErrUnavailable.
 var ErrHeld = errors.New("policies are not adopted")
 
 // ErrNoEndpoint: no endpoint has the ID.

@@ -10,9 +10,9 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 )
 
-// refuse looks for steps that this process does not know. From the first one on, no message of the
-// stream is applied, because an omitted step may be a deny rule. The kernel keeps enforcing its
-// current state, except for removed identities, whose numbers may be reused.
+// refuse looks for steps that this process does not know. From the first unknown step on, no message of the stream is
+// applied, because an omitted step may be a deny rule. The kernel keeps enforcing its current state. Only removed
+// identities become unknown, because their numbers may be reused.
 func (a *Applier) refuse(w *work, m policytable.Message) ([]policystream.Nack, error) {
 	if a.refused == "" {
 		for i, st := range m.Steps {
@@ -27,7 +27,7 @@ func (a *Applier) refuse(w *work, m policytable.Message) ([]policystream.Nack, e
 			select {
 			case <-a.synced:
 			default:
-				close(a.synced) // nothing newer comes by itself
+				close(a.synced) // the service sends nothing newer by itself
 			}
 			break
 		}

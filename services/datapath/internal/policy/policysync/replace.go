@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// adopt makes a kernel table the service's table and adds what it lacks. Surplus rows and prefixes
-// stay until tidy.
+// adopt makes a kernel table the table of the service: it adds the classes, rows and prefixes that the kernel table
+// lacks. Surplus rows and prefixes stay until tidy.
 func (pl *placer) adopt(w *work, t *serviceTable, k *kernelTable, m *nodetable.Match) error {
 	k.owner, t.kernel = t, k
 	pl.rooms.take(t, pl.kernel.TableSize(k.id))
@@ -75,10 +75,9 @@ func (pl *placer) tidy(w *work, t *serviceTable) error {
 // replace adopts a complete snapshot. It keeps tables that the kernel already has, and writes
 // nothing if nothing changed.
 //
-// If the service restarted with other policies, both tables and identities change, and the service
-// cannot know a safe order. So an identity that the leaving tables evaluate differently before and
-// after gets an intermediate class first, which the leaving tables evaluate as the old entry and
-// the new tables as the new one.
+// If the service restarted with other policies, both tables and identities change, and the service cannot know a safe
+// order. So if the leaving tables would evaluate an identity differently after its change, the identity first gets an
+// intermediate class: the leaving tables evaluate this class as the old entry, the new tables as the new one.
 func (a *Applier) replace(w *work, next *model) error {
 	for _, k := range a.tables.byID {
 		k.owner = nil
@@ -165,8 +164,8 @@ func (a *Applier) replace(w *work, next *model) error {
 	return nil
 }
 
-// between returns the entries of identities while endpoints change from leaving tables to new ones:
-// the final entry if the leaving tables evaluate it like the old one.
+// between returns the entries of identities for the time while endpoints change from leaving tables to new ones. It is
+// the final entry, if the leaving tables evaluate that like the old entry; otherwise an intermediate one.
 func (a *Applier) between(final map[uint32]nodetable.Identity) (map[uint32]nodetable.Identity, error) {
 	var leaving, staying []*kernelTable
 	used := a.used()
@@ -261,7 +260,7 @@ func (a *Applier) retry(w *work) (recovered bool, err error) {
 		return false, err
 	}
 	w.nacks = nil // they were sent before
-	// After the flips, so that leaving tables no longer prevent the change.
+	// After the endpoints were switched, so that leaving tables no longer prevent the change.
 	want := map[uint32]nodetable.Identity{}
 	for id := range a.model.wants {
 		if entry, _ := a.model.entry(id); entry != a.identities.entries[id] {
@@ -303,7 +302,7 @@ func (pl *placer) retryTable(w *work, t *serviceTable) error {
 	if t.kernel == nil {
 		err := pl.place(w, t)
 		if t.kernel != nil {
-			pl.flipUsers(t) // it may have lost its table in this attempt
+			pl.flipUsers(t) // the table may have lost its space in the kernel in this attempt
 		}
 		return err
 	}

@@ -236,7 +236,7 @@ func (pl *placer) prefix(w *work, t *serviceTable, p netip.Prefix, grants bool) 
 			return err
 		}
 	}
-	// Flip its subjects when it starts or stops allowing too much.
+	// Switch the subjects of the table when it starts or stops allowing too much.
 	defer func(before bool) {
 		if before != t.allowsTooMuch() {
 			pl.flipUsers(t)

@@ -78,7 +78,7 @@ func (a *Applier) subscribe(ctx context.Context) (heard bool, err error) {
 			a.draining() // for the next stream
 		}
 	}()
-	// A continued stream may stay silent.
+	// A stream that continues an earlier one may have no message to send.
 	settled := time.NewTimer(time.Second)
 	defer settled.Stop()
 	tick := time.NewTicker(min(a.cfg.Retry, a.cfg.Linger))
@@ -128,7 +128,7 @@ func (a *Applier) opened() {
 type gracePeriods struct {
 	wait  func(context.Context) <-chan error
 	under <-chan error // in progress; nil: none
-	due   bool         // another is needed for tables retired meanwhile
+	due   bool         // tables were retired meanwhile, so another grace period is needed
 }
 
 func (g *gracePeriods) begin(ctx context.Context) {
@@ -139,7 +139,7 @@ func (g *gracePeriods) begin(ctx context.Context) {
 	g.under = g.wait(ctx)
 }
 
-// passed starts the grace period that is due.
+// passed starts the next grace period, if one is due.
 func (g *gracePeriods) passed(ctx context.Context) {
 	g.under = nil
 	if g.due {

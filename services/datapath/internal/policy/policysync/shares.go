@@ -14,12 +14,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 )
 
-// Tables share the maps of the node, and each is charged to the tenant of its subject. If subjects
-// of several tenants use a table, one of these tenants pays for it, so that a table counts once and
-// no tenant pays for more than its own subjects need.
+// Tables share the maps of the node, and each is charged to the tenant of its subject. If subjects of several tenants
+// use a table, only one of these tenants pays for it. So a table counts once, and no tenant pays for a table that none
+// of its subjects uses.
 
-// divided returns the part of a map that is divided among tenants. A fifth is kept for leaving
-// tables, for fragmentation, and for tables to grow.
+// divided returns how much of a map is divided among tenants. A fifth is kept free: for leaving tables, because of
+// fragmentation, and for tables to grow.
 func divided(size int) int { return size - size/5 }
 
 // maxPayers bounds the tenants that are tried as payers of a table.
@@ -65,7 +65,8 @@ func (c *charge) payers() []shares.Tenant {
 	return all[:min(len(all), maxPayers)]
 }
 
-// ask is a key of the ledger: the space that a table takes or, if more is set, the additional space that it requests.
+// ask is a key of the ledger: the space that a table takes or, if more is set, the additional space that the table
+// requests.
 type ask struct {
 	table *serviceTable
 	more  bool
@@ -125,9 +126,9 @@ func (r *rooms) fits(t *serviceTable, units nodetable.Size) bool {
 	return false
 }
 
-// grows reports whether a table in the kernel may grow by the space by, and charges the table for it. If even
-// this space is refused, the ledger keeps the request for wanted, which includes everything that the table lacks, so
-// that a later division may grant it.
+// grows reports whether a table in the kernel may grow by the space by, and charges it to the table's tenant. If it is
+// refused, the ledger keeps a request for wanted, all the space that the table lacks, so that a later division may
+// grant it.
 func (r *rooms) grows(t *serviceTable, by, wanted nodetable.Size) bool {
 	more, payer := ask{t, true}, t.charge.payers()[0]
 	for _, next := range []nodetable.Size{wanted, by} {

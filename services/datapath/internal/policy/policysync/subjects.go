@@ -21,8 +21,8 @@ import (
 func (a *Applier) subject(id uint32) *subject {
 	s, fresh := a.endpoints.subject(id)
 	if fresh {
-		// The service may have sent its tables already: it was dropped a moment ago, or while the
-		// service was not connected.
+		// The service may already have sent the tables of this subject: the subject was dropped a moment ago, or while
+		// the service was not connected.
 		if a.model != nil && a.model.binds[id] != nil {
 			if err := a.flipSubject(newWork(context.Background()), id, s); err != nil {
 				a.log.Error("cannot apply the policy tables of a subject", "subject", id, log.Err(err))
@@ -214,7 +214,7 @@ func (a *Applier) SetIdentityOrIsolate(ctx context.Context, n uint16, identity u
 		reason = ""
 		err = a.await(ctx, identity, true)
 		s = a.subject(identity)
-		if s.refusal != "" { // set while this call waited
+		if s.refusal != "" { // the refusal was set while this call waited
 			reason, err = s.refusal, nil
 		}
 	}

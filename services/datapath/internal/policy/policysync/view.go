@@ -23,7 +23,7 @@ type summary struct {
 func (a *Applier) Of(slot uint16) (policyhistory.Policy, bool) {
 	p, ok := a.History.Last(slot)
 	if p.Revision != 0 && p.Refusal == "" {
-		// later revisions that did not change the policy of the endpoint are enforced, too
+		// If later revisions did not change the policy of the endpoint, they are enforced for it, too.
 		a.view.mu.Lock()
 		defer a.view.mu.Unlock()
 		p.Revision = max(p.Revision, a.view.revision)

@@ -8,9 +8,9 @@ import (
 	"log/slog"
 )
 
-// watermark is the highest policy revision that was applied. A service keeps its revision over
-// restarts. So a service with a lower revision has lost state, and its state may now have no
-// policies. It is applied like any other revision, but logged.
+// watermark is the highest policy revision that was applied. A service keeps its revision over restarts. So a service
+// with a lower revision has lost state, perhaps all policies. Its state is applied like any other, but the loss is
+// logged.
 type watermark struct {
 	revision uint64
 	lost     bool // the service is behind it

@@ -25,8 +25,8 @@ func (a *Applier) flushEntries(w *work) error {
 	return a.storeEntries(w, want)
 }
 
-// storeEntries changes entries. Before, it adjusts the tables without an owner that still evaluate
-// endpoints: they keep evaluating the identities as before.
+// storeEntries changes entries of identities. First it adds rows to the tables without an owner that still evaluate
+// endpoints, so that they evaluate the identities as before.
 func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) error {
 	if err := a.alignFor(w, want); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (a *Applier) storeEntries(w *work, want map[uint32]nodetable.Identity) erro
 			seen[p] = to
 			a.pendingCapacity = a.pendingCapacity || to != p.new
 			for k, slots := range used {
-				// as unknown, it matched every deny and no allow
+				// an unknown identity matched every deny rule and no allow rule
 				if p.old.Known && !k.content.EvaluatesAlike(p.old, to) {
 					for _, s := range slots {
 						w.bump[s] = struct{}{}

@@ -29,9 +29,9 @@ type Frontends struct {
 // Frontends returns the handle for the owner of services.
 func (k *Kernel) Frontends() Frontends { return Frontends{k.Services, k} }
 
-// Apply applies a transaction. When an address becomes a service address, entries of direct connections to that
-// address are removed. Otherwise a flow that never pauses would never be translated. If the removal fails or the
-// process is killed before its end, the next Apply of this or of the next process completes it.
+// Apply applies a transaction. When an address becomes a service address, entries of direct connections to that address
+// are removed. Otherwise a flow that never pauses would never be translated. If the removal fails, or the process is
+// killed before the removal is complete, the next Apply completes it, in this process or the next one.
 func (f Frontends) Apply(ctx context.Context, tx *frontendtx.Transaction) (frontendtx.Result, error) {
 	if f.k.opened.ValidateOnly {
 		return f.serviceMaps.Apply(ctx, tx) // which refuses
@@ -52,18 +52,18 @@ func (f Frontends) Apply(ctx context.Context, tx *frontendtx.Transaction) (front
 	return res, err
 }
 
-// direct holds the frontends whose direct connections are not removed yet. A cell of sl_count tells the next process
-// that this removal was not finished.
+// direct holds the frontends whose direct connections have not been removed yet. A cell of sl_count tells the next
+// process if a removal was not finished.
 type direct struct {
 	counts *count.Counts
 
 	mu      sync.Mutex
 	running int                       // guarded by mu; transactions that have begun and not ended
-	left    map[frontend.Key]struct{} // guarded by mu; of transactions that have failed, or of an earlier process
+	left    map[frontend.Key]struct{} // guarded by mu; frontends of failed transactions, or of an earlier process
 }
 
-// adopt reads what an earlier process has left. The kernel does not store which frontends were new, so after a kill
-// direct connections to all of them are removed.
+// adopt reads whether an earlier process has left direct connections. The kernel does not store which frontends were
+// new, so after a kill direct connections to all of them are removed.
 func (d *direct) adopt(counts *count.Counts, keys func() ([]frontend.Key, error)) error {
 	d.counts = counts
 	if !counts.Forgetting() {
@@ -153,7 +153,7 @@ func (k *Kernel) forgetDirect(ctx context.Context, fresh map[frontend.Key]struct
 	return nil
 }
 
-// asksOne reports whether the responder is one of the frontends.
+// asksOne reports whether the connection goes to one of the frontends.
 func asksOne(c *conntrack.Connection, fresh map[frontend.Key]struct{}) bool {
 	k := frontend.Key{Addr: c.Responder.Addr(), Port: c.Responder.Port(), Protocol: frontend.Protocol(c.Protocol)}
 	if _, ok := fresh[k]; ok {

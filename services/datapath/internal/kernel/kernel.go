@@ -77,8 +77,8 @@ type Options struct {
 	// Routing selects how packets travel between pods of two nodes, and so which programs are loaded.
 	Routing Routing
 
-	// Shortcut, with RoutingOverlay: programs build tunnel packets and take them apart themselves, past the tunnel
-	// device, where the nodes' maps allow it. TunnelPort is then the UDP port of the tunnel.
+	// Shortcut, with RoutingOverlay: programs encapsulate and decapsulate tunnel packets themselves, past the tunnel
+	// device, on the paths that the maps of nodes allow. TunnelPort is then the UDP port of the tunnel.
 	Shortcut   bool
 	TunnelPort uint16
 
@@ -448,7 +448,8 @@ func (k *Kernel) initialise(ctx context.Context, podCIDRs []netip.Prefix) error 
 	if err := k.IPCache.Initialise(podCIDRs, isLocal); err != nil {
 		return fmt.Errorf("initialise the ipcache: %w", err)
 	}
-	// a program run may still use an endpoint ID that was unpublished just before the last process ended
+	// A run of a program that is still in progress may use an endpoint ID that the last process unpublished just before
+	// it ended.
 	if k.Pins.Adopted {
 		if err := pin.GracePeriod(ctx); err != nil {
 			return err
@@ -614,7 +615,7 @@ func (o Options) table() []program.Spec {
 	if o.Sockets != nil {
 		devices = append(devices, program.Sockets)
 	}
-	// for requests to services from outside
+	// also without other nodes: requests from outside to services arrive there
 	if o.Services && !slices.Contains(devices, program.Uplinks) {
 		devices = append(devices, program.Uplinks)
 	}

@@ -71,8 +71,8 @@ func Counted() []Bound {
 // shared returns how many entries of a map the endpoints share: an eighth stays free for new endpoints.
 func shared(entries int) int { return entries - entries/8 }
 
-// Bounds are the bounds of one node. Their methods may be called concurrently, except for passes of the same
-// bound.
+// Bounds are the bounds of one node. Their methods may be called concurrently. Only one pass of a bound may run at a
+// time.
 type Bounds struct {
 	gate         pin.Gate
 	bounds, held []byte
@@ -158,8 +158,8 @@ func (b *Bounds) Refusals(of Bound, s endpointmap.ID) uint64 {
 	return uint64(atomic.LoadUint32(pin.Word32(b.refusals, at)))
 }
 
-// Most returns how many entries of a bound an endpoint may have now: its guarantee or what it has, whichever is
-// more, plus what is left of the common half.
+// Most returns how many entries of a bound an endpoint may have now: the larger one of its guarantee and its present
+// number, plus the unused part of the common half.
 func (b *Bounds) Most(of Bound, s endpointmap.ID) int {
 	left := int(atomic.LoadUint32(b.word(of, common))) - int(atomic.LoadUint32(b.word(of, used)))
 	return max(b.Guarantee(of), b.Held(of, s)) + max(0, left)
@@ -226,7 +226,7 @@ func (b *Bounds) Total(of Bound) (n int) {
 type Pass struct {
 	b      *Bounds
 	of     Bound
-	before []uint32 // values when the pass began: additions by programs during the pass stay
+	before []uint32 // the counters at the beginning of the pass: what programs add during the pass stays counted
 	found  []uint32
 	// outside counts the entries of outside senders.
 	outside int64
@@ -264,10 +264,10 @@ func (p *Pass) Finish() {
 	p.b.divide(p.of)
 }
 
-// DivideEvents divides the ring of events among the given number of endpoints. Nothing evicts an event, so
-// capacity must be reserved for endpoints that have none in the ring yet.
+// DivideEvents divides the ring of events among the given number of endpoints. Events are never evicted, so capacity is
+// reserved for endpoints that have no event in the ring yet.
 func (b *Bounds) DivideEvents(endpoints int) {
-	atomic.StoreUint32(b.count(Events, endpointmap.HostID), 0) // the reader does not count the host's events
+	atomic.StoreUint32(b.count(Events, endpointmap.HostID), 0) // the host's events are not charged
 	half := b.sizes[Events] / 2
 	atomic.StoreUint32(b.word(Events, common), uint32(half))
 	atomic.StoreUint32(b.word(Events, guarantee), uint32(max(1, half/max(1, endpoints))))
@@ -413,7 +413,7 @@ func adopt[K, V any](b *Bounds, from, to *ebpf.Map, wanted func(K) bool) error {
 func (b *Bounds) divide(of Bound) {
 	var held []int
 	for s := range endpointmap.ID(endpointmap.MaxEndpoints + 1) {
-		// a count may be slightly negative if a pass has already subtracted a late addition
+		// a count may be slightly negative: a pass may already have subtracted an entry that a program counts late
 		if n := b.Held(of, s); n > 0 && n < 1<<31 {
 			held = append(held, n)
 		}

@@ -114,7 +114,7 @@ type Collector struct {
 	mayPickUp    bool // no endpoint's pick-up is stopped
 }
 
-// Pass describes the results of one pass.
+// Pass contains the results of one pass.
 type Pass struct {
 	// Live is the number of connections after the pass, for IPv4 and IPv6.
 	Live [2]int
@@ -293,8 +293,8 @@ func (ct *Connections) capacity() [2]int {
 	}
 }
 
-// charged returns the endpoint ID, or Outside, whose budget the programs have charged: the end whose packet
-// created the entry.
+// charged returns the endpoint ID, or Outside, whose budget the programs have charged for the connection: the end whose
+// packet created the entry.
 func (c *Connection) charged(ct *Connections) int {
 	end := c.From
 	if c.Flags&ByResponder != 0 {
@@ -349,7 +349,7 @@ func (c *Collector) Collect(ctx context.Context) (Pass, error) {
 			return err
 		}
 		p.Batches++
-		// read after the batch: an endpoint that is not there now has been removed
+		// Read after the batch: if an endpoint is missing now, it has been removed.
 		present := map[endpointmap.ID]endpointmap.Endpoint{}
 		now := c.o.Now()
 		for i := range cs {
@@ -461,7 +461,7 @@ func (s *sorting) stays(conn *Connection) {
 	f := conn.family()
 	s.pass.Live[f]++
 	if conn.Flags.Closing() {
-		return // it may be removed at any time, and needs no capacity
+		return // an ended connection may be removed at any time, so it needs no capacity
 	}
 	if len(s.wanted) > 0 && !conn.Flags.Revoked() {
 		for _, a := range [...]netip.Addr{conn.Initiator.Addr(), conn.Responder.Addr()} {
@@ -478,7 +478,7 @@ func (s *sorting) stays(conn *Connection) {
 	}
 }
 
-// goes queues a connection for removal. The next flush removes the queued connections.
+// goes queues a connection for removal. The next flush removes the queue.
 func (s *sorting) goes(conn *Connection, expired bool) error {
 	if expired {
 		s.lapsed |= 1 << len(s.over)

@@ -310,7 +310,7 @@ func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 	if ct.gate.ValidateOnly {
 		return 0, pin.ErrValidateOnly
 	}
-	// the programs change this map at any time; the lock only excludes Close
+	// Programs change this map at any time; the lock only prevents Close from running at the same time.
 	if err := ct.gate.RLock(); err != nil {
 		return 0, err
 	}

@@ -27,17 +27,17 @@ type Count struct {
 	Connections int
 }
 
-// CountByResponder counts the connections of each wanted responder, sorted by address, port and protocol. It
-// does not count connections that are opening, have ended or were terminated by a policy. It does not count
-// connections that the next pass of a Collector with the same timeouts would remove, or that no packet has
-// moved from the maps of the previous version. It calls wanted for each connection, and its memory use is
-// proportional to the result.
+// CountByResponder counts the connections of each wanted responder, sorted by address, port and protocol. It does not
+// count connections that are opening, have ended or were terminated by a policy. It does not count connections that the
+// next pass of a Collector with the same timeouts would remove, or that no packet has moved from the maps of the
+// previous version. It calls wanted for each connection. Its memory use is proportional to the number of wanted
+// responders with connections.
 func (ct *Connections) CountByResponder(
 	ctx context.Context, t Timeouts, wanted func(Responder) bool,
 ) ([]Count, error) {
 	counts := map[Responder]int{}
 	err := ct.Each(func(cs []Connection) error {
-		// read after the batch: an endpoint that is not there now has been removed
+		// Read after the batch: if an endpoint is missing now, it has been removed.
 		present := map[endpointmap.ID]endpointmap.Endpoint{}
 		now := MonotonicSeconds()
 		for i := range cs {

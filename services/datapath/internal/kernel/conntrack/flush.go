@@ -15,12 +15,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 )
 
-// A flush removes entries that are in use, and must not thereby allow anything. Without its entry a TCP segment
-// is evaluated in its own direction: a segment of the responder would pass as one of a connection that the
-// responder began, even if the policies now deny the connection. Therefore the direction of each TCP connection
-// that may still have segments is recorded first, in the maps of terminated connections
-// (bpf/include/sluice/revoked.h). The next segment, of either end, is then evaluated as part of the connection.
-// Connections that policies terminated are not flushed.
+// A flush removes entries that are in use. It must not allow any traffic that was denied before. Without its entry a
+// TCP segment is evaluated in its own direction: a segment of the responder would pass as one of a connection that the
+// responder began, even if the policies now deny the connection. Therefore the direction of each TCP connection that
+// may still have segments is recorded first, in the maps of terminated connections (bpf/include/sluice/revoked.h). The
+// next segment, of either end, is then evaluated as part of the connection. Connections that policies terminated are
+// not flushed.
 
 // Flushed describes the results of a flush.
 type Flushed struct {
@@ -39,8 +39,8 @@ type Flushed struct {
 // flushTries is the maximum number of attempts of a flush to remove a connection that packets keep changing.
 const flushTries = 5
 
-// Flush removes the connections that match a filter, in batches, until ctx ends; with validateOnly it only
-// counts them. After an error some may have been removed.
+// Flush removes the connections that match a filter, in batches, until ctx ends; with validateOnly it only counts them.
+// After an error, some connections may have been removed.
 func (ct *Connections) Flush(ctx context.Context, f Filter, validateOnly bool) (Flushed, error) {
 	if ct.gate.ValidateOnly {
 		return Flushed{}, pin.ErrValidateOnly
@@ -86,7 +86,7 @@ type flush struct {
 	batch        []Connection // connections to be removed, of one family and the current layout
 }
 
-// measure determines how many directions may be recorded.
+// measure determines how many directions this flush may record.
 func (fl *flush) measure() error {
 	for f, name := range []string{bpf.MapsMapSlRevoked4, bpf.MapsMapSlRevoked6} {
 		used, err := fl.ct.countRevoked(name)
@@ -115,7 +115,7 @@ func (fl *flush) take(c Connection) error {
 			switch ok, err := fl.ct.remember(&c); {
 			case err != nil:
 				return err
-			case !ok: // the programs have used up the map
+			case !ok: // meanwhile the programs have filled the map
 				fl.room[c.family()] = 0
 				fl.done.Unremembered++
 				return nil

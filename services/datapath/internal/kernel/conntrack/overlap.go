@@ -104,7 +104,8 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, ct 
 				p.Left++
 				continue
 			}
-			// as in Remove: what a packet has changed since stays
+			// As in Remove, a change by a packet is kept: the entry is only deleted if it has not changed since it was
+			// read.
 			var v connectionValue
 			switch err := from.Lookup(&keys[i], &v); {
 			case errors.Is(err, ebpf.ErrKeyNotExist): // a packet has moved it
@@ -124,9 +125,9 @@ func drainFamily[K bpf.MapsSlCtKey4 | bpf.MapsSlCtKey6](ctx context.Context, ct 
 	})
 }
 
-// isNewer reports whether the map has an entry for the key that was seen at the time last, or later. An entry
-// that was seen earlier is from before a rollback, during which programs of the previous version used their own
-// map. It is deleted, so that the entry of the previous map is moved here.
+// isNewer reports whether the map has an entry for the key that was seen at the time last, or later. An entry with an
+// earlier time was left by this version before a rollback, while programs of the previous version used their own map.
+// isNewer deletes such an entry, so that the entry of the previous map can be moved.
 func isNewer[K any](m *ebpf.Map, at stateAt, key *K, last uint32) (bool, error) {
 	var v connectionValue
 	switch err := m.Lookup(key, &v); {

@@ -9,12 +9,12 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/count"
 )
 
-// proven counts proven TCP connections from outside, whose responder has continued after the handshake. They
-// have a part of the maps of their own, which bpf/include/sluice/ring.h explains.
+// proven counts proven TCP connections from outside, whose responder has continued after the handshake. A part of the
+// maps is reserved for them: see bpf/include/sluice/ring.h.
 type proven struct {
 	ct     *Connections
 	counts *count.Counts
-	before []uint32 // values when the pass began: additions by programs during the pass stay
+	before []uint32 // the counters at the beginning of the pass: what programs add during the pass stays counted
 	found  map[uint32]uint32
 	keep   [2]int // maximum for each family
 	// crowded holds the connections of a family by bucket, if the capacity is almost used up.

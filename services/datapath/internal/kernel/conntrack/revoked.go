@@ -63,7 +63,7 @@ type revokedCollection struct {
 	present   map[endpointmap.ID]endpointmap.Endpoint // without addresses: removed
 }
 
-// isOver reports whether a record is not needed any more. Records without an endpoint come from a flush or from an
+// isOver reports whether a record is no longer needed. A record that names no endpoint comes from a flush or from an
 // earlier version.
 func (c *revokedCollection) isOver(v bpf.MapsSlRevoked, ends [2]netip.Addr) (bool, error) {
 	if int32(c.now-v.LastS) >= int32(c.life) {

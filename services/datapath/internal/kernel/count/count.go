@@ -40,8 +40,8 @@ const (
 // is 0.
 type Ports uint32
 
-// Kinds of records: answers of services by the backend's port, requests of pods by the host's port, and lost
-// claims by the node's port.
+// Kinds of records. Each has a bitmap of ports: answers of services, by the backend's port; requests of pods to the
+// host, by the host's port; and copies of claims, by the node's port.
 const (
 	Answered Ports = Cells
 	Asked          = Answered + portCells
@@ -82,8 +82,8 @@ func (c *Counts) KeepPort(kind Ports, port uint16) {
 	atomic.OrUint32(c.cell(uint32(kind)+uint32(port)/32), 1<<(port%32))
 }
 
-// Forgetting reports whether a process has started to remove direct connections to new frontends, and has not
-// finished.
+// Forgetting reports whether the removal of direct connections to new frontends was begun and not finished, perhaps by
+// an earlier process.
 func (c *Counts) Forgetting() bool { return c.Get(cellForget) != 0 }
 
 // SetForgetting stores for the next process whether direct connections to new frontends are being removed.
@@ -148,7 +148,7 @@ func (c *Counts) Proven(family int, sender netip.Addr) (all, bucket uint32) {
 	return ProvenOf(family), cellBuckets + uint32(family)*Buckets + c.Sender(sender)/2%Buckets
 }
 
-// AnyBackend reports whether is returns true for the counter of any backend.
+// AnyBackend reports whether the function is returns true for the counter of any backend.
 func (c *Counts) AnyBackend(is func(uint32) bool) bool {
 	for at := range uint32(Backends) {
 		if is(c.Get(cellBackends + at)) {
@@ -165,7 +165,7 @@ type Idle[T any] func(T) (seconds uint32, ok bool)
 // sender that has the most entries. It selects fewer if too many entries have to stay.
 func Surplus[T any](held map[uint32][]T, keep int, idle Idle[T]) []T {
 	type sender struct {
-		of  []T // those that may be removed, so that the last one is idle longest
+		of  []T // entries that may be removed; the last one is idle longest
 		has int
 	}
 	total := 0

@@ -55,7 +55,7 @@ func filtersAt(c *rtnl.Conn, ifindex, parent uint32) ([]filter, error) {
 				return
 			}
 			f := filter{handle: binary.NativeEndian.Uint32(m[8:]), priority: binary.NativeEndian.Uint32(m[16:]) >> 16}
-			detailed := false // other messages describe a priority
+			detailed := false // the kernel also sends a message for each priority, without a filter
 			rtnl.Attrs(m, nl.SizeofTcMsg, func(kind uint16, v []byte) {
 				switch kind {
 				case nl.TCA_KIND:

@@ -41,11 +41,11 @@ func (p attached) ours(s program.Spec) bool {
 }
 
 // AttachFirst attaches programs to a permanent device, before all other programs of their hooks. Programs of one hook
-// run in the order of the list. Without tcx a hook has one program, and the optional ones are not attached. If the
-// kernel has tcx, it uses tcx, otherwise it does the same as AttachBeside. With tcx a packet costs less, and neither
-// `tc` nor another component's qdisc can remove our programs or take their place. Attaching waits for an RCU grace
-// period (8 to 15 ms, with RTNL held), which is too long for an endpoint's device. Afterwards it removes the other
-// form of attachment, which an earlier process or an earlier kernel may have left.
+// run in the order of the list. With tcx, a packet costs less, and neither `tc` nor another component's qdisc can
+// remove our programs or take their place. Attaching with tcx waits for an RCU grace period (8 to 15 ms, with RTNL
+// held), which is too long for an endpoint's device. Without tcx, AttachFirst does the same as AttachBeside: a hook has
+// one program, and the optional ones are not attached. Finally it detaches programs that an earlier process, or an
+// earlier kernel, has attached in the other way.
 func (h *Hooks) AttachFirst(d endpoint.HostDevice, programs []*program.Program) error {
 	has, err := h.usesTCX()
 	if err != nil {
@@ -150,7 +150,7 @@ func placesAt(d endpoint.HostDevice, at program.Hook) (places []attached, err er
 	}
 	for _, p := range programs {
 		o := attached{id: p.ID}
-		if _, linked := p.LinkID(); !linked { // ours have no link
+		if _, linked := p.LinkID(); !linked { // our programs are attached without a bpf_link
 			o.name = nameOf(p.ID)
 		}
 		places = append(places, o)
@@ -275,7 +275,7 @@ func (h *Hooks) Attached(d endpoint.HostDevice) (ids []ebpf.ProgramID, err error
 			for _, p := range programs {
 				ids = append(ids, p.ID)
 			}
-			ids = append(ids, 0) // marks the end of a hook
+			ids = append(ids, 0) // 0 marks the end of a hook
 		}
 		return nil
 	})

@@ -93,8 +93,8 @@ func (h *Hooks) AttachBeside(d endpoint.HostDevice, programs []*program.Program)
 	return h.Attach(d, programs)
 }
 
-// placeTaken returns the filter that has the priority of our filter at a hook: our own, or a foreign one that keeps
-// us from attaching ours.
+// placeTaken returns the filter at a hook that has the priority of our filter: our own filter, or a foreign one that
+// prevents ours from being attached.
 func (h *Hooks) placeTaken(d endpoint.HostDevice, at program.Hook) (filter, bool, error) {
 	filters, err := filtersAt(h.Reads, d.Index, parents[at])
 	if err != nil {
@@ -172,7 +172,7 @@ func (h *Hooks) Check(d endpoint.HostDevice, programs []*program.Program) (ds []
 		want := fmt.Sprintf("%s, program %d", p.Name, p.ID)
 		filters, err := filtersAt(h.Reads, d.Index, parents[p.Hook])
 		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
-			err = nil // the device is gone, which another check reports, or its qdisc is
+			err = nil // The device, or its qdisc, is gone. If the device is gone, another check reports it.
 		}
 		if err != nil {
 			return nil, fmt.Errorf("list filters of %s: %w", d.Name, err)
@@ -182,7 +182,7 @@ func (h *Hooks) Check(d endpoint.HostDevice, programs []*program.Program) (ds []
 			add(endpoint.SubjectFilter, key, want, "")
 			continue
 		}
-		// only the first filter matters: one before ours could let packets pass
+		// Only the first filter matters: a filter before ours could let packets pass.
 		switch f := filters[0]; {
 		case f.kind != "bpf":
 			add(endpoint.SubjectFilter, key, want, "a filter of kind "+f.kind)

@@ -39,7 +39,7 @@ type Cache struct {
 	known   map[identity.Numeric]struct{}                  // guarded by mu
 	waiting map[identity.Numeric]map[netip.Prefix]struct{} // guarded by mu; prefixes of remote by unknown identity
 
-	// doubted are the IDs of nodes whose endpoints may have changed their addresses.
+	// doubted are the IDs of nodes whose mappings are not trusted: their addresses may belong to other endpoints now.
 	doubted map[uint16]struct{} // guarded by mu
 
 	unwritten map[netip.Prefix]struct{} // guarded by mu; prefixes whose last write has failed

@@ -59,7 +59,7 @@ func (c *Cache) RemoveRemote(p netip.Prefix) error {
 	return c.write(p)
 }
 
-// pending repeats the last write of a prefix, if it has failed.
+// pending repeats the last write of a prefix, if that write has failed.
 func (c *Cache) pending(p netip.Prefix) error {
 	if _, ok := c.unwritten[p]; !ok {
 		return nil
@@ -140,15 +140,15 @@ func (c *Cache) Renumber(from, to uint16) error {
 	return errors.Join(errs...)
 }
 
-// doubts reports whether the identity of a prefix must not be used: the prefix is the address of an endpoint on
-// a doubted node.
+// doubts reports whether the mapping of a prefix is not trusted: the prefix is the address of an endpoint on a doubted
+// node.
 func (c *Cache) doubts(p netip.Prefix, r Remote) bool {
 	_, ok := c.doubted[r.Node]
 	return ok && p.IsSingleIP() && r.Identity.Scope() == identity.ScopeCluster
 }
 
-// Doubt publishes the endpoint addresses of the given nodes as unknown-in-cluster, until a later call no longer
-// contains the node. Connections with them are evaluated again.
+// Doubt publishes the endpoint addresses of the given nodes as unknown-in-cluster, and re-evaluates connections with
+// these addresses. A node that a later call does not list is trusted again.
 func (c *Cache) Doubt(nodes map[uint16]struct{}) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -205,8 +205,8 @@ func (c *Cache) Known(ids ...identity.Numeric) error {
 	return errors.Join(errs...)
 }
 
-// Unknown must be called before the policy tables lose the identities. When it returns without an error, the ipcache
-// publishes no cluster prefix with one of them.
+// Unknown removes identities from those that the policy tables include. Call it before the tables lose them. When it
+// returns without an error, the ipcache publishes no cluster prefix with one of the identities.
 func (c *Cache) Unknown(ids ...identity.Numeric) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -111,7 +111,7 @@ func (as *Maps) change(p netip.Prefix, write func(m *ebpf.Map, key any) error) e
 	}
 	is, err := as.answers(p)
 	if err != nil {
-		is = nil // assume that every address has changed
+		is = nil // assume that the entry of every address has changed
 	}
 	if large(p) {
 		if !slices.Equal(is, was) {
@@ -192,7 +192,7 @@ func (as *Maps) List() (es []Entry, err error) {
 	}
 	defer ipc4.Close()
 	defer ipc6.Close()
-	// after a deletion the kernel may restart the iteration, and finally give up
+	// After a deletion the kernel may restart the iteration, and may finally give up.
 	for range listAttempts {
 		if es, err = list(ipc4, ipc6); !errors.Is(err, ebpf.ErrIterationAborted) {
 			break

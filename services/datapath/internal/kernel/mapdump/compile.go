@@ -114,7 +114,7 @@ func (c compiler) members(s *btf.Struct, members []btf.Member) (phrases, error) 
 		}
 		return part{}, fmt.Errorf("struct %s has no field %q", s.Name, name)
 	}
-	named := map[string]bool{} // shown with an address
+	named := map[string]bool{} // fields that are shown together with an address
 	var all []phrases
 	for _, m := range members {
 		for _, tag := range m.Tags {

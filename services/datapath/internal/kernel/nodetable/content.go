@@ -98,7 +98,7 @@ func (c *Content) ValidateClasses(from int) error {
 	return nil
 }
 
-// only reports whether, wherever the rules of classes a and b differ, the rule of b has the given action.
+// only reports whether the rule of class b has the given action wherever the rules of a and b differ.
 func (c *Content) only(a, b policytable.Class, action policytable.Action) bool {
 	is := func(rule uint16) bool { return rule != 0 && c.Rules[rule-1].Action == action }
 	from, to := c.Classes[a], c.Classes[b]
@@ -143,7 +143,7 @@ func (c *Content) AtMost(x, y policytable.Class) bool {
 		}
 	}
 	for _, address := range addresses {
-		// Rules change only at the ends of ranges, so that one point of each run is enough.
+		// The applicable rules change only at the ends of ranges, so it is enough to check one point between two ends.
 		for _, list := range []policytable.Ranges{c.Classes[x], c.Classes[y], address} {
 			for r := range list.Total() {
 				a := address.At(r.Last)
@@ -157,8 +157,8 @@ func (c *Content) AtMost(x, y policytable.Class) bool {
 	return true
 }
 
-// decide returns the rule that decides about a point, 0 if none does, by the best rules of
-// the identity and of the address.
+// decide returns the rule that applies at a point, given the ranges of the identity's class and of the address's class
+// at that point; 0: no rule.
 func (c *Content) decide(id, address policytable.PortRange) uint16 {
 	best := func(x, y uint16) uint16 {
 		if x == 0 || y != 0 && y < x {
@@ -181,7 +181,7 @@ func (c *Content) narrower(x, y uint16) bool {
 		switch {
 		case rule != 0:
 			return c.Rules[rule-1].Action
-		case c.DefaultAllow || c.HostAllow: // identities of both classes may be the host
+		case c.DefaultAllow || c.HostAllow: // both classes may contain the host
 			return policytable.Allow
 		}
 		return policytable.Deny
@@ -192,12 +192,12 @@ func (c *Content) narrower(x, y uint16) bool {
 	if action(x) == policytable.Deny {
 		return true
 	}
-	// Without DefaultAllow, rule 0 allows the host alone: a rule that allows may allow more.
+	// Without DefaultAllow, rule 0 only allows the host, so an allow rule may allow more than rule 0.
 	return action(y) == policytable.Allow && (y != 0 || c.DefaultAllow)
 }
 
-// Grants reports whether a new prefix only allows more than the entry that applied to its addresses before,
-// which is the next shorter prefix.
+// Grants reports whether adding a prefix only allows more. The entry that applied to its addresses before is the one of
+// the next shorter prefix.
 func (c *Content) Grants(p netip.Prefix, classes policytable.PrefixClasses) bool {
 	before, ok := c.Prefixes[p]
 	if !ok {

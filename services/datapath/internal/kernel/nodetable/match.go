@@ -15,8 +15,8 @@ const Absent = 0xFFFF
 
 // Match describes how one table can be changed into another in place.
 type Match struct {
-	Classes []uint16 // the wanted classes → the classes of the table, or Absent
-	Same    bool     // both number their classes alike
+	Classes []uint16 // for each class of want, the class of the table; or Absent
+	Same    bool     // the classes have the same numbers in both
 	InUse   bool     // set by the caller: the table is in use
 	Rows    int      // number of entries to be written
 }
@@ -49,8 +49,8 @@ func (c *Content) Alike(a, b uint16) bool {
 	return a == b || c.Classes[a].Meaning() == c.Classes[b].Meaning()
 }
 
-// Match returns how c can be changed into want without changing any verdict in between; nil if it cannot. known
-// returns the Meanings of c.
+// Match returns how c can be changed into want, step by step, without a wrong verdict in between; nil if it cannot.
+// known returns the Meanings of c.
 func (c *Content) Match(want *Content, known func() map[policytable.Meaning]uint16) *Match {
 	if c.DefaultAllow != want.DefaultAllow || c.HostAllow != want.HostAllow ||
 		c.HasAddresses != want.HasAddresses || !slices.Equal(c.Rules, want.Rules) {

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// Order lists the rules of a table in the order in which they are admitted when the maps have no capacity for all of
-// them. A part of the table that has the first rules of the list denies everything that the whole table denies.
+// Order lists the rules of a table by priority, for the case that the maps have no capacity for all of them. A part of
+// the table with only the first rules of the list denies everything that the whole table denies.
 //
 // If together is set, whole is the number of rules at the start of the list that must be admitted together. Allow
 // rules follow: the first one of each namespace, then the second one of each, and so on. Otherwise the list is in the
@@ -26,7 +26,7 @@ func (c *Content) Order(together bool, namespace func(rule int) string) (list []
 		}
 		return list, 0
 	}
-	// Allow rules come last: without the rules before them, they might allow a connection that such a rule denies,
+	// Allow rules come last: without the other rules, an allow rule might allow a connection that one of those denies,
 	// passes or redirects.
 	var may []uint16
 	turn := make(map[uint16]int)
@@ -74,7 +74,7 @@ func (c *Content) Part(rules []uint16, spared map[policytable.Class]struct{}) *P
 	for _, number := range rules {
 		admitted[number-1] = 1
 	}
-	restricts := false // an omitted rule does not allow
+	restricts := false // set if an omitted rule is not an allow rule
 	for i, r := range c.Rules {
 		p.actions[i] = r.Action
 		if admitted[i] == 0 {

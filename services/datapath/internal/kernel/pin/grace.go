@@ -15,9 +15,9 @@ import (
 // membarrierGlobal is MEMBARRIER_CMD_GLOBAL of linux/membarrier.h.
 const membarrierGlobal = 1
 
-// GracePeriod returns after all program runs that had begun have ended. It uses membarrier, which waits for an
-// RCU grace period. Kernels with nohz_full CPUs reject it with EINVAL; there it changes a map of maps, which
-// also waits for one.
+// GracePeriod returns after all program runs that had begun have ended. It uses membarrier, which waits for an RCU
+// grace period. Kernels with nohz_full CPUs reject it with EINVAL; there it changes a map of maps instead, which also
+// waits for a grace period.
 func GracePeriod(ctx context.Context) error {
 	_, _, errno := unix.Syscall(unix.SYS_MEMBARRIER, membarrierGlobal, 0, 0)
 	switch {

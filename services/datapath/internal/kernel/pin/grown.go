@@ -50,7 +50,7 @@ func (pm *Maps) openEarlier() error {
 			return fmt.Errorf("open the smaller map %s of the previous version: %w", name, err)
 		}
 		mem, err := mapMemory(m, pm.ValidateOnly)
-		if err = errors.Join(err, m.Close()); err != nil { // the mapping keeps the map
+		if err = errors.Join(err, m.Close()); err != nil { // the mapping keeps the map alive
 			return fmt.Errorf("map the memory of the smaller map %s: %w", name, err)
 		}
 		pm.earlier[name] = mem
@@ -73,7 +73,7 @@ func (pm *Maps) copyEarlier(name string, from []byte) error {
 		if to, err = mapMemory(pm.byName[name], false); err != nil {
 			return err
 		}
-		defer unix.Munmap(to) //nolint:errcheck // it never fails for a mapping
+		defer unix.Munmap(to) //nolint:errcheck // unmapping a valid mapping never fails
 	}
 	for at := 0; at < len(from); at += 8 {
 		if w, v := Word(to, at), atomic.LoadUint64(Word(from, at)); atomic.LoadUint64(w) != v {

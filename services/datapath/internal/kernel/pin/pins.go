@@ -365,9 +365,9 @@ func (pm *Maps) Borrow(name string) (*ebpf.Map, error) {
 	return c, nil
 }
 
-// Audit compares the pins with the maps that this process and the programs use, and reports each pin that is
-// missing or refers to a different map: the next start would then use other maps, or fail. With repair it restores
-// missing pins. A pin of another map is left to the operator, because somebody put it there.
+// Audit compares the pins with the maps that this process and the programs use, and reports each pin that is missing or
+// refers to a different map: the next start would then use other maps, or would fail. With repair it restores missing
+// pins. A pin of another map is left to the operator, because somebody put it there.
 func (pm *Maps) Audit(repair bool) (differences []string, err error) {
 	if err := pm.gate.Lock(); err != nil {
 		return nil, err

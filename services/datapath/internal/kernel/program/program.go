@@ -193,7 +193,7 @@ func (ps *Programs) open(s Spec, constants map[string]any) (*Program, error) {
 }
 
 // SetConstants sets the variables of a compiled program. It ignores constants that the program does not have;
-// TestEveryConstantIsOfAProgramAndHasAValue of package kernel checks that some program has each of them.
+// TestEveryConstantIsOfAProgramAndHasAValue of package kernel checks that each constant is in some program.
 func SetConstants(spec *ebpf.CollectionSpec, constants map[string]any) error {
 	for name, value := range constants {
 		v := spec.Variables[name]

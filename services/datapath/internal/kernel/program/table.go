@@ -18,7 +18,8 @@ type Spec struct {
 	// Devices are the devices that the program is attached to, at Hook.
 	Devices Devices
 	Hook    Hook
-	// Optional: the program only makes packets cheaper. A kernel whose hooks take one program of ours runs without it.
+	// Optional: the program only reduces the cost of a packet. A kernel that allows only one of our programs at a hook
+	// works without it.
 	Optional bool
 	// Lazy: Open does not load the program, unless it only validates; Programs.Load does.
 	Lazy bool
@@ -78,7 +79,7 @@ const (
 	FromOverlay = "sluice_from_overlay"
 	// ToOverlay handles packets into the tunnel.
 	ToOverlay = "sluice_to_overlay"
-	// FromUnderlay takes packets of other nodes out of the tunnel past the tunnel device.
+	// FromUnderlay decapsulates tunnel packets of other nodes, so that they bypass the tunnel device.
 	FromUnderlay = "sluice_from_underlay"
 	// FromUplink handles packets from other nodes and from outside.
 	FromUplink = "sluice_from_uplink"

@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package proxymap tells the programs which proxies run, and to which devices their packets go. The heartbeats of the
-// proxies are in a map of their own, which a proxy writes: with it, a proxy can change nothing else.
+// proxies are in a separate map. A proxy can write to it, and so cannot change anything else.
 package proxymap
 
 import (
@@ -54,7 +54,7 @@ func Open(pm *pin.Maps) *Maps {
 	}
 }
 
-// word returns the device and the state of a kind of proxy as one word, which programs read at once.
+// word returns the packed entry of a kind of proxy, its device and state, which programs read with one load.
 func (m *Maps) word(kind policytable.Proxy) (*uint64, error) {
 	if kind == policytable.NoProxy || kind > DNSNamespace {
 		return nil, fmt.Errorf("%w: proxy %d", pin.ErrInvalid, kind)

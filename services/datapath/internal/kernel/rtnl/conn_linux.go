@@ -113,8 +113,8 @@ func (c *Conn) Exchange(b *Batch) ([]Reply, error) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// Requests are executed in order and failures are always reported, so the acknowledgement of the last
-	// request confirms that all were executed.
+	// Requests are executed in order, and failures are always reported. So the acknowledgement of the last request
+	// confirms all requests without a failure.
 	b.end()
 	last := b.starts[len(b.starts)-1]
 	flags := binary.NativeEndian.Uint16(b.b[last+offsetFlags:])
@@ -126,9 +126,9 @@ func (c *Conn) Exchange(b *Batch) ([]Reply, error) {
 	}
 	replies := make([]Reply, b.Len())
 	err := c.talk(b.b, func(m message) (done bool, err error) {
-		i := m.seq - first // wraps around as the sequence numbers do
+		i := m.seq - first // wraps around like the sequence numbers
 		if i >= uint32(len(replies)) {
-			return false, nil // reply of an abandoned exchange
+			return false, nil // a reply to an earlier exchange that was abandoned
 		}
 		if m.kind != unix.NLMSG_ERROR {
 			replies[i].Data = slices.Clone(m.data)

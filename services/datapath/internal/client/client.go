@@ -63,8 +63,8 @@ func (h *Health) note(err error) {
 	h.err = err
 }
 
-// translate adds the service's name and the matching error of the core, which is ErrLease for the codes in lease. The
-// service's status stays in the chain, so that the server passes on its reason and details.
+// translate adds the service's name and the matching error of package endpoint to err: ErrLease for the codes in lease.
+// The gRPC status stays in the chain, so that the server passes on its reason and details.
 func (h *Health) translate(err error, lease ...codes.Code) error {
 	h.note(err)
 	if err == nil {
@@ -337,7 +337,7 @@ type resolved interface {
 	GetFromPod() bool
 }
 
-// withTenant adds the tenant in the answer, if there is one.
+// withTenant adds the tenant of the answer, if the answer has one.
 func withTenant(id endpoint.Identity, m *identityv1.ResolveEndpointResponse) endpoint.Identity {
 	id.Tenant, _ = wire.ReadTenant(m.GetTenant())
 	return id
@@ -416,7 +416,7 @@ func (i *Identity) Ready(ctx context.Context) error {
 	}
 	resp, err = i.health.Check(ctx, &healthpb.HealthCheckRequest{Service: wire.NewLabelSets})
 	switch {
-	case status.Code(err) == codes.NotFound: // an earlier version, which does not report this
+	case status.Code(err) == codes.NotFound: // an earlier version of identity, which has no readiness check
 		return nil
 	case err == nil && resp.GetStatus() != healthpb.HealthCheckResponse_SERVING:
 		return errors.New("identity: new label sets get no identity now; see the problems of sluice-identity " +

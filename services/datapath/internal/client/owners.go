@@ -94,8 +94,8 @@ func (s *Owners) event(m *identityv1.WatchEndpointsResponse) watch.Event[workloa
 	return out
 }
 
-// Apply implements watch.Sink. Identities without confirm were assigned by a call of this process, which knows them
-// already.
+// Apply implements watch.Sink. It drops the announced identity of an owner if the new one needs no confirmation: a call
+// of this process has assigned that identity, so the process knows it already.
 func (s *Owners) Apply(_ context.Context, c watch.Changes[workload.Owner, owned]) error {
 	wanted, withdrawn := map[workload.Owner]endpoint.Identity{}, map[workload.Owner]struct{}{}
 	for o, v := range c.Upserts {

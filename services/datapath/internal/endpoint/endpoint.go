@@ -125,8 +125,8 @@ func (s Spec) Normalise() Spec {
 	return s
 }
 
-// SameContent reports whether two normalised requests are equal. A manager or pod that only one of
-// them has is not a difference.
+// SameContent reports whether two normalised requests are equal. A manager or pod that is missing in one of them is not
+// a difference.
 func (s Spec) SameContent(t Spec) bool { return s.Owner == t.Owner && len(s.Differs(t)) == 0 }
 
 // Differs returns the CreateEndpoint fields in which two requests of one owner differ.
@@ -153,7 +153,7 @@ func (s Spec) Differs(t Spec) (fields []string) {
 // Scope returns the manager and network of the endpoint.
 func (s Spec) Scope() Scope { return Scope{s.Manager, s.Network} }
 
-// Learn returns s. If s has no manager or pod, they are taken from t.
+// Learn returns s. A manager or pod that s lacks is taken from t.
 func (s Spec) Learn(t Spec) Spec {
 	if s.Manager == "" {
 		s.Manager, s.Network = t.Manager, t.Network
@@ -265,11 +265,10 @@ func (i Identity) Equal(j Identity) bool {
 		slices.Equal(i.Ports, j.Ports)
 }
 
-// Validate reports whether an endpoint may have the identity. Numbers below MinCluster are
-// reserved: 1 is the host, which every policy allows. Numbers from MinNodeLocal up are local to a
-// node. The numbers in between belong to this cluster and to other clusters. Init is the only
-// reserved identity of endpoints: every policy isolates it, and an endpoint has it until the labels
-// of its pod have a number.
+// Validate reports whether an endpoint may have the identity. Numbers below MinCluster are reserved: 1 is the host,
+// which every policy allows. Numbers from MinNodeLocal up are local to a node. The numbers in between belong to this
+// cluster and to other clusters. The only reserved identity that an endpoint may have is Init: every policy isolates
+// it, and an endpoint has it until its pod's labels have an identity.
 func (i Identity) Validate() error {
 	switch n := identity.Numeric(i.Number); {
 	case n == 0 || n > identity.Max:
@@ -302,8 +301,8 @@ var (
 	ErrInvalid = errors.New("invalid argument")
 	// ErrForeign: another manager created the endpoint.
 	ErrForeign = errors.New("the endpoint belongs to another manager")
-	// ErrPoliciesHeld: the policy tables are missing because the policies of the policy service are
-	// not adopted yet. It always comes with ErrUnavailable.
+	// ErrPoliciesHeld: the policy tables are missing, because the policy service has not adopted its policies yet. It
+	// always comes with ErrUnavailable.
 	ErrPoliciesHeld = errors.New("policies are held")
 	// ErrLabelsOfPod: the endpoint's labels come from its Kubernetes pod.
 	ErrLabelsOfPod = errors.New("its labels come from Kubernetes")
@@ -381,8 +380,8 @@ func (e *ExistsError) Error() string {
 // Unwrap returns ErrExists.
 func (e *ExistsError) Unwrap() error { return ErrExists }
 
-// Exists returns the error for request t when the owner's endpoint was created from s. If no field
-// differs, the path holds another network namespace than before.
+// Exists returns the error for request t when the owner already has an endpoint, which was created from s. If s and t
+// differ in no field, the error names the network namespace: the path now holds another one.
 func (s Spec) Exists(t Spec) error {
 	e := &ExistsError{Owner: s.Owner, Fields: s.Differs(t)}
 	if len(e.Fields) == 0 {

@@ -42,8 +42,8 @@ func (m PortMapping) Compare(n PortMapping) int {
 		cmp.Compare(m.Protocol, n.Protocol), cmp.Compare(m.ContainerPort, n.ContainerPort))
 }
 
-// Asked returns the node address that is forwarded to an address of the container; unspecified
-// means every node address. It returns false if the mapping is of the other address family.
+// Asked returns which node address the mapping forwards to an address of the container; unspecified means every node
+// address. It returns false if the mapping is of the other address family.
 func (m PortMapping) Asked(container netip.Addr) (netip.Addr, bool) {
 	switch {
 	case m.HostIP.IsValid():

@@ -33,7 +33,7 @@ type Entry struct {
 	LeaveSockets bool
 }
 
-// String contains everything that the record determines.
+// String contains every field that the record determines.
 func (e Entry) String() string {
 	s := fmt.Sprintf("device %d identity %d addresses %v mac %v host mac %v mtu %d", e.Ifindex, e.Identity, e.Addrs, e.MAC, e.HostMAC, e.MTU)
 	if !e.Forwards {

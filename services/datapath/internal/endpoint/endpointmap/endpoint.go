@@ -314,9 +314,9 @@ func lookupID(m *ebpf.Map, key any) (ID, error) {
 	return ID(s), nil
 }
 
-// Publish makes e visible to the programs and returns its ID. It writes the whole entry before the
-// first key that leads to it, and the identities of its addresses to the ipcache last. It ignores
-// e.Slot and replaces the policy's epoch by a new one.
+// Publish makes e visible to the programs and returns its ID. It writes the whole entry first, then the keys that lead
+// to it, and last the identities of its addresses to the ipcache. It ignores e.Slot and replaces the policy's epoch by
+// a new one.
 //
 // It returns pin.ErrExists if another endpoint has the device or one of the addresses, and
 // pin.ErrFull if all MaxEndpoints IDs are taken. After any error no entry of e remains visible.
@@ -368,7 +368,7 @@ func (eps *Maps) clearHeld(s ID) {
 	zero(eps.refused, unsafe.Sizeof(bpf.MapsSlRefused{}))
 }
 
-// takeID returns with the lock held, unless it returns an error.
+// takeID returns a free ID. It returns with the lock held, unless it returns an error.
 func (eps *Maps) takeID(ctx context.Context) (ID, error) {
 	for {
 		if err := eps.gate.Lock(); err != nil {
@@ -531,7 +531,7 @@ func (eps *Maps) List() ([]Endpoint, error) {
 	return es, nil
 }
 
-// check reads an endpoint and sets Incomplete if some of its keys are missing.
+// check reads an endpoint, and sets Incomplete if some keys of the endpoint are missing.
 func (eps *Maps) check(s ID) (Endpoint, error) {
 	e := eps.at(s)
 	for _, a := range e.Addrs() {
@@ -567,8 +567,8 @@ func (eps *Maps) usedSlots() ([]ID, error) {
 	return used, nil
 }
 
-// dropStrayKeys deletes keys whose endpoint does not have them. They remain if a process is killed
-// during Publish or Unpublish.
+// dropStrayKeys deletes keys whose endpoint does not have them. Such keys remain if a process is killed during Publish
+// or Unpublish.
 func (eps *Maps) dropStrayKeys() error {
 	used, err := eps.usedSlots()
 	if err != nil {

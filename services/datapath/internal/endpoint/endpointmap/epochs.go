@@ -131,9 +131,9 @@ func (eps *Maps) change(slots []ID, f func(ID)) error {
 // a minute to reach it.
 const firstMarker = 0xffff0000
 
-// ContinueEpochs sets the counter to the highest epoch of all endpoints and of the epochs that
-// others visits. It is needed if sl_gen is new while other maps are not: a reused epoch would make
-// cached verdicts of another policy valid.
+// ContinueEpochs sets the counter to the highest epoch in use: of all endpoints, and of the entries whose epochs the
+// function others passes to visit. It is needed if sl_gen was created anew but other maps were adopted: a reused epoch
+// would make cached verdicts of another policy valid.
 func (eps *Maps) ContinueEpochs(others func(visit func(uint32)) error) error {
 	most := uint32(0)
 	raise := func(epoch uint32) {

@@ -40,7 +40,7 @@ func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
 		value.Family = 6
 	}
 	copy(value.Addr[:], a.AsSlice())
-	// in place: no connection refers to this index, because it is free or its address is no longer the host's
+	// in place: no connection refers to this index, because it is free, or its address no longer belongs to the host
 	return eps.own.Put(uint32(place), &value)
 }
 

@@ -23,8 +23,8 @@ import (
 
 // Programs are the eBPF programs of the node.
 type Programs interface {
-	// Reload reloads the programs if nf_conntrack appeared since they were loaded. It returns true
-	// if new programs were loaded and have to be attached.
+	// Reload reloads the programs if nf_conntrack appeared since they were loaded. It returns true if the caller has to
+	// attach newly loaded programs.
 	Reload() (bool, error)
 	// DropOldPrograms removes the pins of programs that no device uses any more.
 	DropOldPrograms() error
@@ -93,7 +93,7 @@ func (e *Endpoints) Restore(ctx context.Context) error {
 	return e.Auditor.Restore(ctx)
 }
 
-// pause precedes the retry of a failed comparison.
+// pause is the time before a failed comparison is retried.
 const pause = time.Second
 
 // Compare reconciles devices with records, while calls are served. It retries until it succeeds or
@@ -174,7 +174,7 @@ func (e *Endpoints) followConntrack(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	attach := false // kept over failures, which are retried
+	attach := false // stays true after a failure, until the programs are attached
 	return work.Every(ctx, reloadInterval, e.o.Log, "load programs that ask nf_conntrack", func() error {
 		changed, err := e.o.Programs.Reload()
 		attach = attach || changed

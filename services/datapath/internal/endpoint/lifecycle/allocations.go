@@ -36,7 +36,7 @@ type Allocations struct {
 	unclaimed map[workload.Owner]error // guarded by mu; live endpoints that ipam refuses to confirm again
 
 	wake      chan struct{} // wakes Releases
-	releasing atomic.Bool   // a release failed and waits for its retry
+	releasing atomic.Bool   // the release of an owner failed and will be retried
 }
 
 // maxReleases is the number of owners released concurrently.
@@ -204,11 +204,11 @@ func (a *Allocations) claimAgain(ctx context.Context, o workload.Owner) (bool, e
 	return true, nil
 }
 
-// Reconcile releases the confirmed addresses, and the identity, of owners without a record. Such
-// owners exist only after a power failure: records are not synced, because what they describe does
-// not outlive the boot. An owner is in a record before its lease is confirmed. So an owner that is
-// in a listing of confirmed leases, but in no record afterwards, has no endpoint, unless an
-// unreadable record may be the owner's. Owners of other managers are left alone.
+// Reconcile releases the confirmed addresses, and the identity, of owners without a record. Such owners exist only
+// after a power failure: records are not synced to disk, because the kernel state that they describe ends with the
+// boot. An owner is in a record before its lease is confirmed. So an owner has no endpoint if a listing of confirmed
+// leases contains it and the records, read afterwards, do not. The exception is an owner to whom an unreadable record
+// may belong. Owners of other managers are left alone.
 //
 // Addresses of live endpoints that sluice-ipam does not list are claimed again, because it has lost
 // them.

@@ -77,9 +77,9 @@ func (l *Lifecycle) Create(ctx context.Context, s endpoint.Spec, validateOnly bo
 	if old, ok := l.registry.record(s.Owner); ok && old.Phase != endpoint.PhaseDeleted {
 		switch {
 		case !l.hasDevice(old) || l.halfDeleted(old):
-			// The device is gone, with its namespace or deleted by hand, so there is nothing to
-			// return or to protect. Namespace inodes are reused at once, so a new namespace may
-			// look like the old one. A deletion that failed half-way is completed.
+			// The device no longer exists: it was removed with its namespace, or by an operator. So there is no
+			// endpoint to return, and no traffic to protect. Namespace inodes are reused at once, so a new namespace
+			// may look like the old one. If an earlier deletion failed half-way, it is completed.
 			if validateOnly {
 				break
 			}
@@ -172,7 +172,8 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		{"create the device", func(context.Context) (err error) {
 			made, err := n.cfg.Links.Create(n.ns, n.r.Device)
 			if errors.Is(err, endpoint.ErrNameTaken) {
-				// The name may belong to a deleted endpoint's device that waits for its namespace to vanish.
+				// The device of a deleted endpoint may still use the name, until its namespace vanishes or the reaper
+				// removes it.
 				n.Reaper.Reap(reaper.Everything)
 				made, err = n.cfg.Links.Create(n.ns, n.r.Device)
 			}
@@ -218,7 +219,7 @@ func (n *creation) steps(abort context.CancelCauseFunc) []step {
 		{"set the device up", func(context.Context) error {
 			up, err := n.cfg.Links.Activate(n.ns, n.r.Device)
 			if err == nil && len(up.SourceRouted) > len(n.r.Device.SourceRouted) && n.Reaper.Any() {
-				// The default routes may belong to a deleted endpoint.
+				// A deleted endpoint's device may still have the default routes of the namespace.
 				n.Reaper.Reap(reaper.Everything)
 				up, err = n.cfg.Links.Activate(n.ns, n.r.Device)
 			}
@@ -363,7 +364,7 @@ var errUndone = errors.New("the creation was undone")
 // claim holds the results of the calls to other services.
 type claim struct {
 	done     chan struct{}     // closed when the other fields are valid
-	identity endpoint.Identity // may be set even if err is
+	identity endpoint.Identity // may be set even if err is not nil
 	err      error
 }
 
@@ -371,9 +372,9 @@ type claim struct {
 // the endpoint starts with them. The first error cancels the other call, whose outcome is then
 // unknown: the tombstone releases both.
 //
-// The order of the two does not matter, because the record is written before both: a power failure
-// that loses the record also loses the reference to the identity, and the reconciliation with
-// sluice-ipam finds a confirmed address. Releases are ordered, the identity first.
+// The two calls need no order, because the record is written before both: a power failure that loses the record also
+// loses the reference to the identity, and the reconciliation with sluice-ipam finds a confirmed address. Releases have
+// an order: the identity first.
 func (n *creation) claim(ctx context.Context, s endpoint.Spec) *claim {
 	cl := &claim{done: make(chan struct{})}
 	ctx, cancel := deadline.Answerable(ctx)

@@ -39,7 +39,7 @@ func (l *Lifecycle) Remove(
 	}
 	switch {
 	case how.UnlessInUse:
-		// waiting for the mutex would mean waiting for the end of the creation
+		// Waiting for the owner's mutex would mean waiting for the end of the creation.
 		if r, ok := l.registry.record(o); ok && r.Phase == endpoint.PhaseCreating {
 			return was, true, fmt.Errorf("endpoint of %s: %w: it is being created", o, endpoint.ErrInUse)
 		}

@@ -53,9 +53,8 @@ func (h *HostEnds) AddrChanged(
 	return h.changed(ctx, o, emit)
 }
 
-// eventPatience bounds the wait of an event for its owner's mutex. It exceeds the duration of
-// checks, which may follow each other without end, and is short, because the events of all other
-// endpoints wait meanwhile.
+// eventPatience is how long an event waits for its owner's mutex. It is longer than one check. It is short, because the
+// events of all other endpoints wait meanwhile, and checks of one owner may follow each other without end.
 const eventPatience = 250 * time.Millisecond
 
 func (h *HostEnds) changed(

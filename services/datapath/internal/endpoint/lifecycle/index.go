@@ -34,7 +34,7 @@ type Index struct {
 	namespaces map[endpoint.NamespaceID]map[workload.Owner]bool // guarded by mu
 	deleted    map[workload.Owner]bool                          // guarded by mu; they have no ID and no namespace
 	byIndex    map[uint32]workload.Owner                        // guarded by mu; host ends of ready endpoints
-	unreadable map[string]endpoint.Unreadable                   // guarded by mu; files that are no valid records, by name
+	unreadable map[string]endpoint.Unreadable                   // guarded by mu; invalid record files, by name
 }
 
 // NewIndex returns an empty index.

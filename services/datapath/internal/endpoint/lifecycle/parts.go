@@ -9,10 +9,10 @@
 // files and other services through the interfaces of package endpoint, and does not depend on
 // netlink, eBPF or gRPC.
 //
-// The Index has the records in memory, with one lock for all of them and one for each owner. The
-// other types are the parts that work on it, each on one subject: Lifecycle creates and deletes
-// endpoints, Relabeller changes their identities, Allocations keeps their holdings at other services,
-// Reconciler, HostEnds and NodeState keep the kernel as recorded, and Report answers callers.
+// The Index has the records in memory, with one lock for all of them and one for each owner. The other types are the
+// parts that work on the Index, each on one subject. Lifecycle creates and deletes endpoints, and Relabeller changes
+// their identities. Allocations keeps what other services have allocated to endpoints in step with the records.
+// Reconciler, HostEnds and NodeState keep the kernel as recorded. Report answers callers.
 package lifecycle
 
 import (
@@ -45,8 +45,8 @@ type Config struct {
 	Index *Index
 	// RefuseSecond rejects a second attachment to the same namespace.
 	RefuseSecond bool
-	// ReapDelay is the time that a deleted endpoint's device waits for its namespace to vanish, so that devices are
-	// deleted in batches. 0: one second.
+	// ReapDelay is how long a deleted endpoint's device waits for its namespace to vanish; the wait also lets devices
+	// be deleted in batches. 0: one second.
 	ReapDelay time.Duration
 	// RetryDelay is the first pause after a failed release; it doubles up to a hundredfold. 0: 100
 	// ms.
@@ -61,8 +61,8 @@ type Config struct {
 	Leases     endpoint.Leases
 	Identities endpoint.Identities
 	Records    endpoint.Records
-	// Published returns when other nodes can know the addresses of an endpoint whose identity was
-	// resolved, or will not for a while; nil: do not wait.
+	// Published returns when other nodes can know the addresses of an endpoint whose identity was resolved, or when
+	// waiting longer makes no sense; nil: do not wait.
 	Published func(ctx context.Context, o workload.Owner)
 	// HostPorts forwards ports of the node to endpoints.
 	HostPorts endpoint.HostPorts

@@ -42,7 +42,7 @@ func (rc *Reconciler) Restore(ctx context.Context, emit func(endpoint.Finding) e
 	if err := rc.nodeState.audit(true, emit); err != nil {
 		return err
 	}
-	// what a fresh node lacks was created, not repaired
+	// On a fresh node everything is missing. Creating it does not count as a repair.
 	rc.nodeState.repairs.Store(0)
 	c, err := rc.compare(true, emit)
 	if err != nil {
@@ -133,8 +133,8 @@ func (rc *Reconciler) auditTables(repair bool, emit func(endpoint.Finding) error
 	return nil
 }
 
-// AuditContainers compares the interior of every container with its record, and with repair repairs
-// it. It only runs on request: a container that may change its own routes has its reasons.
+// AuditContainers compares the interior of every container with its record, and with repair repairs it. It only runs on
+// request, because a container with the privilege to change its routes may have changed them on purpose.
 func (rc *Reconciler) AuditContainers(ctx context.Context, repair bool, emit func(endpoint.Finding) error) error {
 	for _, r := range rc.registry.live() {
 		diffs, left, fixErr, err := rc.auditContainer(ctx, r, repair)

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// registry holds the endpoints in memory as callers see them: records, their policies, and the
-// differences that repairs left. It is the only writer of the Index, and publishes each change.
+// registry holds the endpoints in memory as callers see them: records, their policies, and the differences that repairs
+// could not remove. It is the only writer of the Index, and publishes each change.
 type registry struct {
 	*Index
 	policies endpoint.Policies // nil: everything is allowed
@@ -64,7 +64,7 @@ func (g *registry) asItIs(r endpoint.Record) endpoint.Endpoint {
 	return g.endpoint(r, g.states[r.Spec.Owner])
 }
 
-// awaits records the state in which a creation waits now.
+// awaits records what a creation is waiting for, as the state of the endpoint.
 func (g *registry) awaits(o workload.Owner, s endpoint.State) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

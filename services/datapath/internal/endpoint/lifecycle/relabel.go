@@ -152,7 +152,7 @@ func (l *Relabeller) relabel(ctx context.Context, r, next endpoint.Record, isola
 		l.registry.set(next, endpoint.Ready)
 		return nil
 	}
-	// From here on the change is completed now or retried, because the record has the new identity.
+	// From here on the record has the new identity, so the change is either completed now or retried.
 	l.registry.setDiffers(o, true)
 	err := faultRelabelRecord.Hit(ctx)
 	reason := ""
@@ -196,8 +196,8 @@ func (l *Relabeller) prepare(ctx context.Context, identity, old uint32) error {
 	return nil
 }
 
-// isolates reports whether prepare failed because the tables of an identity exceed the capacity or
-// are not adopted yet. If the policy service is unavailable, neither is known.
+// isolates reports whether prepare failed because the tables of an identity exceed the capacity of the maps, or because
+// the policies are not adopted yet. If the policy service is unavailable, it returns false, because neither is known.
 func isolates(err error) bool {
 	return errors.Is(err, endpoint.ErrFull) || errors.Is(err, endpoint.ErrPoliciesHeld)
 }
@@ -286,7 +286,7 @@ func (l *Relabeller) Run(ctx context.Context) error {
 	}
 }
 
-// pursue retries until the owner has the identity that it should have.
+// pursue retries until the owner's endpoint has the announced identity.
 func (l *Relabeller) pursue(ctx context.Context, o workload.Owner, places chan struct{}) {
 	for delay := l.cfg.RetryDelay; ; delay = min(2*delay, 50*l.cfg.RetryDelay) {
 		l.registry.mu.Lock()
@@ -351,7 +351,7 @@ func (l *Relabeller) grant(ctx context.Context, o workload.Owner, w wish, places
 		return nil // the endpoint is gone; the next one resolves its own identity
 	}
 	next := r
-	if w.confirm { // otherwise the record has the identity, which may have changed since
+	if w.confirm { // otherwise the endpoint keeps the record's identity, which may have changed since
 		next.Identity = w.identity
 	}
 	if err := l.relabel(ctx, r, next, true); err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// Report answers callers: it lists the endpoints with their policies and states, publishes their
-// changes, and summarises the work of the other parts. The lookups of the Index belong to it, too.
+// Report answers callers: it lists the endpoints with their policies and states, publishes their changes, and
+// summarises the work of the other parts. It has the lookups of the Index, too.
 type Report struct {
 	*registry
 	relabeller  *Relabeller

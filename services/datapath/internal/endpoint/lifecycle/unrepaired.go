@@ -30,15 +30,14 @@ func outcome(d endpoint.Difference, left []endpoint.Difference, err error) error
 // unrepaired are the differences that the last check found and the repair left.
 type unrepaired struct {
 	left   []endpoint.Difference
-	checks int // consecutive checks that left exactly these
+	checks int // consecutive checks that found exactly these differences
 }
 
-// mostVain is the number of repairs in a row that may leave the same differences before events no
-// longer trigger a repair, which would cause further events. It is more than one, because another
-// program may undo a repair at once.
+// mostVain is how many repairs in a row may leave the same differences. After that, events no longer trigger a repair,
+// because each repair causes further events. It is more than one, because another program may undo a repair at once.
 const mostVain = 5
 
-// next returns the state after another check left differences.
+// next returns the state after another check, whose repair left the given differences.
 func (u unrepaired) next(left []endpoint.Difference) unrepaired {
 	if !slices.Equal(left, u.left) {
 		u.checks = 0
@@ -46,8 +45,8 @@ func (u unrepaired) next(left []endpoint.Difference) unrepaired {
 	return unrepaired{left, u.checks + 1}
 }
 
-// settles reports whether an event needs no repair: there are no differences, or repairs did not
-// change them.
+// settles reports whether an event triggers no repair: there are no differences, or the last repairs did not remove
+// them.
 func (u unrepaired) settles(diffs []endpoint.Difference) bool {
 	return slices.Equal(diffs, u.left) &&
 		(u.checks >= mostVain || !slices.ContainsFunc(diffs, endpoint.Difference.Repairable))

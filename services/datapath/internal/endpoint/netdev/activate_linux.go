@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
-// Activate implements endpoint.Links. It sets both ends up first: kernel workers finish their part,
-// for which awaitTraffic waits, during the remaining steps.
+// Activate implements endpoint.Links. It sets both ends up first. Kernel workers then complete the setup in the
+// background, during the remaining steps; awaitTraffic waits for them.
 func (n *Netdev) Activate(ns endpoint.Namespace, d endpoint.Device) (endpoint.Device, error) {
 	c := ns.(*container)
 	conn, err := c.socket()
@@ -62,8 +62,8 @@ func (n *Netdev) activateHost(d endpoint.Device) error {
 	return nil
 }
 
-// trafficPatience exceeds the delays of kernel workers on a machine under load, and is shorter than
-// the time that a caller waits for ADD.
+// trafficPatience is longer than kernel workers are delayed on a machine under load, and shorter than the caller of ADD
+// waits.
 const trafficPatience = 10 * time.Second
 
 // awaitTraffic waits until the device carries packets in both directions; it checks at least once.

@@ -54,8 +54,8 @@ func (n *Netdev) CheckHost(d endpoint.Device) ([]endpoint.Difference, error) {
 	return diffs[0], nil
 }
 
-// together is the number of host ends in one netlink batch: the socket's buffer holds the replies
-// to several batches.
+// together is the number of host ends in one netlink batch. The socket's buffer can hold the replies to several
+// batches.
 const together = 16
 
 // CheckHosts implements endpoint.Links. It queries devices individually instead of listing all

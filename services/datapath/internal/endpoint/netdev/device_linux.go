@@ -138,8 +138,8 @@ var (
 	// hostSettings of an endpoint's host end.
 	hostSettings = []setting{
 		{"forwarding", false, 0, 1},
-		// drop packets whose source is not routed to this device: the host stack's own
-		// anti-spoofing, in case the program is detached
+		// Drop packets whose source is not routed to this device. This is the host stack's own anti-spoofing, in case
+		// the program is detached.
 		{"rp_filter", false, 7, 1},
 		// rp_filter looks up the reverse route. Without the packet's mark, this lookup would match
 		// the rule that prohibits unmarked packets from the pod range, and packets that the
@@ -185,7 +185,7 @@ func addSettings(b *rtnl.Batch, l device, list []setting) {
 		b.Nest(inetConf, nil, func() {
 			for _, s := range list {
 				if have, _ := s.of(l); !s.v6 && have != s.want {
-					b.Uint32(uint16(s.at+1), s.want) //nolint:gosec // a place in an array
+					b.Uint32(uint16(s.at+1), s.want) //nolint:gosec // an attribute number, which is small
 				}
 			}
 		})

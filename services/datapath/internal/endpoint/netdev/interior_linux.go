@@ -26,8 +26,8 @@ const sourceRulePriority = 0x5c00
 // namespace, and no other program numbers its tables from here.
 func sourceTable(d endpoint.Device) int { return 0x5c000000 + int(d.Index) }
 
-// yieldDefaults adds the addresses of a family to d.SourceRouted if another interface has a default route of that
-// family, whichever plugin created it.
+// yieldDefaults adds the addresses of a family to d.SourceRouted if another interface already has a default route of
+// that family. It does not matter which plugin created the route.
 func yieldDefaults(conn *rtnl.Conn, d endpoint.Device) (endpoint.Device, error) {
 	taken, err := otherDefaults(conn, d.Index)
 	if err != nil {
@@ -97,7 +97,7 @@ func otherDefaults(conn *rtnl.Conn, ifindex uint32) (map[int]bool, error) {
 		taken := map[int]bool{}
 		err := conn.Dump(&b, func(m []byte) {
 			if len(m) < unix.SizeofRtMsg || m[1] != 0 || m[7] != unix.RTN_UNICAST {
-				return // it has a prefix, or is not a unicast route
+				return // a route to a prefix, or not a unicast route
 			}
 			table, oif := uint32(m[4]), uint32(0)
 			rtnl.Attrs(m, unix.SizeofRtMsg, func(kind uint16, v []byte) {
@@ -151,9 +151,8 @@ func sourceRules(h *netlink.Handle) ([]netlink.Rule, error) {
 	return ours, nil
 }
 
-// removeStaleRules removes rules of Sluice whose address no interface of the container has, or
-// which select another table than the device's. They remain if the deletion of an endpoint is
-// interrupted by a kill.
+// removeStaleRules removes rules of Sluice whose address no interface of the container has, or which select another
+// table than the device's. They remain if a process is killed while it deletes an endpoint.
 func (c *container) removeStaleRules(conn *rtnl.Conn, d endpoint.Device) error {
 	if some, err := hasSourceRules(conn); err != nil || !some {
 		return err

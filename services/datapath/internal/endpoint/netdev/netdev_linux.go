@@ -305,8 +305,8 @@ func (n *Netdev) addPair(c *container, d endpoint.Device) (device, error) {
 	return deviceOf(replies[1].Data), nil
 }
 
-// whoseName frees the name: it removes the device of an earlier endpoint of the same owner, whose
-// namespace still exists. It returns ErrNameTaken if the name belongs to another device.
+// whoseName makes the device name available: if an earlier endpoint of the same owner still has it, because its
+// namespace still exists, whoseName removes that device. It returns ErrNameTaken if the name belongs to another device.
 func (n *Netdev) whoseName(d endpoint.Device) error {
 	link, err := n.reads.LinkByName(d.HostName)
 	if err == nil {
@@ -456,7 +456,7 @@ func (n *Netdev) Remove(devices []endpoint.HostDevice) error {
 		case err != nil:
 			return fmt.Errorf("find %s: %w", d.Name, err)
 		case link.Attrs().Name != d.Name || link.Attrs().Group&^1 != n.group:
-			continue // the index was reused by another device
+			continue // the index now belongs to another device
 		}
 		if err := n.changes.LinkSetGroup(link, int(n.group|1)); err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("mark %s for removal: %w", d.Name, err)

@@ -91,12 +91,11 @@ func (n *Netdev) Subscribe() error {
 	return err
 }
 
-// Watch calls handle for every change until ctx ends. The first change is Everything, for changes
-// before the subscription; after Subscribe it is only Addresses, which no audit compares
-// completely. Equal changes that arrive while handle runs are merged. The same change is handled 8
-// times in a row and then every 100 ms (Everything: twice, then every 2 s), so that a fight with
-// another program over a device neither consumes the CPU nor delays other repairs. If handle
-// returns true, it is called again for the same change.
+// Watch calls handle for every change until ctx ends. The first change is Everything, because of changes before the
+// subscription. If Subscribe was called, the first change is only Addresses, because no audit compares these
+// completely. Equal changes that arrive while handle runs are merged. The same change is handled 8 times in a row and
+// then every 100 ms (Everything: twice, then every 2 s), so that a fight with another program over a device neither
+// consumes the CPU nor delays other repairs. If handle returns true, it is called again for the same change.
 func (n *Netdev) Watch(ctx context.Context, handle func(Change) (again bool)) error {
 	s, first := n.early, Change{Addresses: true}
 	n.early = subscription{}
@@ -273,7 +272,7 @@ func receive(ctx context.Context, s *nl.NetlinkSocket, put func(Change), all Cha
 // overflows again and is drained again.
 const maxDrain = 1 << 16
 
-// drain discards the messages in a socket.
+// drain discards the messages that wait in a socket.
 func drain(ctx context.Context, fd int) error {
 	var b [1]byte // the rest of a message is discarded
 	for range maxDrain {

@@ -214,8 +214,8 @@ func parseName(name string) (key string, phase endpoint.Phase, ok bool) {
 	return key, phase, err == nil && len(raw) == sha256.Size && strings.ToLower(key) == key && slices.Contains(phases, phase)
 }
 
-// bootSuffix ends the name of the file that stores in which boot the records were written.
-// damagedSuffix is appended to an unreadable one.
+// bootSuffix ends the name of the file that stores in which boot the records were written. If that file is unreadable,
+// damagedSuffix is appended to its name.
 const (
 	bootSuffix    = ".boot"
 	damagedSuffix = ".damaged"
@@ -244,7 +244,7 @@ func (s *Store) begin(bootID string, logger *slog.Logger) error {
 		}
 	case known, errors.Is(err, fs.ErrNotExist):
 	case errors.As(err, new(*durable.RecordError)):
-		if missing { // perhaps of this boot
+		if missing { // the records may be of this boot
 			return fmt.Errorf("%w: %s, and %w; put it back, or remove %s to give up every endpoint of this node", ErrGone, s.dir, err, path)
 		}
 		logger.Error("cannot tell in which boot the records of endpoints were written; the unreadable boot file is renamed",
@@ -304,8 +304,8 @@ func check(file string, r endpoint.Record) error {
 	return nil
 }
 
-// written maps errors of the disk to ErrStorage: a full or read-only disk is worth a retry and not
-// a bug of this program.
+// written turns errors of the disk into ErrStorage: a full or read-only disk is a reason to retry, and not a bug of
+// this program.
 func (s *Store) written(err error) error {
 	full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 	broken := errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO)

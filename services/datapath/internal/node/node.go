@@ -165,7 +165,7 @@ func (n *Node) Close() {
 // Restore removes the state of another routing mode of a previous process.
 func (n *Node) Restore() {
 	if n.Router == nil && n.underlay != nil {
-		// If some remain, they do no harm.
+		// Leftovers do no harm.
 		if err := routing.Remove(n.underlay, n.o.Maps.Nodes); err != nil {
 			n.o.Log.Error("cannot remove the routes and devices of the former routing mode", log.Err(err))
 		}

@@ -100,7 +100,7 @@ func (p *Proxy) adoptNamespace() error {
 	}
 	p.tcp.index = had.Device
 	if err == nil {
-		p.tcp.index = index // the namespace of a dead proxy is gone
+		p.tcp.index = index // the namespace of a proxy that has ended no longer exists
 	}
 	p.tcp.open = err == nil && had.Attached && index != 0 && index == had.Device
 	p.awaitNamespace()
@@ -185,7 +185,7 @@ func (p *Proxy) answer(l *lease, b []byte, files []int) error {
 	case r.Sockets > 0:
 		return p.giveSockets(l, r)
 	}
-	return nil // a request of a later version
+	return nil // a later version of the proxy may send other requests
 }
 
 // giveNamespace passes the namespace to the attached proxy. From then on, connections may begin.

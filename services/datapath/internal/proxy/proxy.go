@@ -94,7 +94,7 @@ type Proxy struct {
 	mu       sync.Mutex // guards the following fields
 	current  *lease     // nil: no proxy is attached
 	returns  bool       // the proxy of a previous process counts as attached, until it connects or its time has passed
-	unknown  error      // why it is not known whether that proxy's device exists; nil: it is known
+	unknown  error      // why this process could not find out whether that proxy's device exists; nil: it has found out
 	index    uint32     // of the device; 0 before the first attachment
 	failure  error      // why the last proxy that connected was not attached; nil if it was
 	attached uint64     // counts attachments
@@ -110,7 +110,7 @@ type lease struct {
 	conn  conn
 	pid   int32
 	since time.Time
-	began time.Duration // since, as CLOCK_MONOTONIC: an older heartbeat is of another process
+	began time.Duration // begin of the lease, as CLOCK_MONOTONIC: an older heartbeat was written by another process
 	tcp   bool          // it has the proxy namespace
 }
 
@@ -141,7 +141,7 @@ func (p *Proxy) Tasks() []work.Task {
 // Awaits returns nil: without a proxy, redirected packets are dropped and everything else works.
 func (*Proxy) Awaits() []work.Await { return nil }
 
-// silence is the age of a heartbeat that is reported. A proxy writes one every 20 ms.
+// silence is the age from which a missing heartbeat is reported. A proxy writes one every 20 ms.
 const silence = 5 * time.Second
 
 // Warnings reports a proxy that runs and cannot be attached, and an attached one without a heartbeat.
@@ -305,7 +305,7 @@ func (p *Proxy) accept(c conn) {
 	if err := p.attach(c); err != nil {
 		c.Close()
 		p.failed++
-		if p.failure == nil || p.failure.Error() != err.Error() { // a proxy tries again and again
+		if p.failure == nil || p.failure.Error() != err.Error() { // a refused proxy keeps trying: log only new reasons
 			p.o.Log.Error("proxy not attached", "proxy", p.o.Kind.String(), "pid", cred.PID, log.Err(err))
 		}
 		p.failure = err
@@ -334,7 +334,7 @@ func (p *Proxy) attach(c conn) error {
 	if err != nil {
 		return err
 	}
-	// The programs know the proxy before it knows its queue: frames wait in the queue meanwhile.
+	// Tell the programs about the proxy before the proxy gets its queue: frames wait in the queue meanwhile.
 	had := p.current
 	l := &lease{conn: c, pid: c.Cred().PID, since: time.Now(), began: began}
 	p.index, p.current = index, l

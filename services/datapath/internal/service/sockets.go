@@ -76,7 +76,7 @@ func (s *Services) NameSockets(cookies bool) error {
 	if err := s.o.Namespaces.Set(sockets.Namespace{Cookie: cookie, Slot: endpointmap.HostID}); err != nil {
 		return err
 	}
-	// The order matters: an entry is added after its endpoint ID was published, and removed before.
+	// The order matters: an entry is added after its endpoint ID was published, and removed before the ID is freed.
 	known, err := s.o.Namespaces.List()
 	if err != nil {
 		return err
@@ -100,7 +100,7 @@ func (s *Services) NameSockets(cookies bool) error {
 	}
 	for _, k := range known {
 		if is, ok := own[k.Slot]; live[k.Slot] && (!ok || is == k.Cookie) {
-			named[k.Slot] = k.Leave == leave[k.Slot] // otherwise it is written again
+			named[k.Slot] = k.Leave == leave[k.Slot] // otherwise the entry is written again
 			continue
 		}
 		errs = append(errs, s.o.Namespaces.Remove(k.Cookie, k.Slot))

@@ -4,10 +4,10 @@
 // Package belief decides, with native routing, which nodes' mappings the datapath trusts.
 //
 // A node that is cut off from the store keeps using the mappings that it has. Other nodes wait before they assign an
-// address to another endpoint, but not forever. After that time, this node trusts the mappings of another node only if
-// that node is cut off from the store, too, as its answers to probes report: then it cannot have assigned its addresses
-// to other endpoints. The mappings of all other nodes are changed to the identity unknown-in-cluster, so that denials
-// apply to them and label-based allow rules do not.
+// address to another endpoint, but not forever. Once this node has been cut off for longer than that, it trusts the
+// mappings of another node only if that node is cut off, too, as its answers to probes tell: a node that is cut off
+// cannot have assigned its addresses to other endpoints. The mappings of all other nodes are changed to the identity
+// unknown-in-cluster, so that denials apply to them and label-based allow rules do not.
 package belief
 
 import (
@@ -78,10 +78,10 @@ const (
 	interval, callTime = 5 * time.Second, 2 * time.Second
 	// saveEvery is the minimum time between two writes of the file without a change.
 	saveEvery = time.Minute
-	// settling is the time after the start in which the previous process's decision applies to nodes that have not
-	// answered yet.
+	// settling is the time after the start during which nodes that have not answered a probe yet are trusted as the
+	// previous process decided.
 	settling = 30 * time.Second
-	// usual is the silence limit until the service has reported one.
+	// usual is the silence limit until the service has reported its own.
 	usual = 15 * time.Minute
 )
 

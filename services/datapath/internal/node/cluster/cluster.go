@@ -110,7 +110,7 @@ type FollowerOptions struct {
 	// Away is called when the source fails, Back when it answers again; nil: not called.
 	Away, Back func()
 
-	// NodesByStack routes packets to addresses of other nodes through the host stack, which masquerades them with this
+	// NodesByStack sends packets to addresses of other nodes through the host stack, which masquerades them with this
 	// node's address.
 	NodesByStack bool
 
@@ -187,7 +187,7 @@ func (f *Follower) Apply(_ context.Context, c watch.Changes[Key, Item]) error {
 			f.hold(k.Node, f.withValidRanges(k, *item.Node), ranges)
 		case item.On != "":
 			if _, ok := f.o.Numbers.Of(item.On); !ok && installed[item.On] == (Installation{}) {
-				installed[item.On] = Installation{} // its record arrives later
+				installed[item.On] = Installation{} // the message about the node arrives later
 			}
 		}
 	}
@@ -251,7 +251,7 @@ func (f *Follower) Reconsider() error {
 	return f.doubt()
 }
 
-// doubt updates which nodes the ipcache does not trust. Called with mu held.
+// doubt tells the ipcache which nodes are not trusted. Called with mu held.
 func (f *Follower) doubt() error {
 	if f.o.Trusts == nil {
 		return nil

@@ -70,7 +70,7 @@ type numbered struct {
 
 // rest is a node ID in quarantine.
 type rest struct {
-	name  string // of the node that had it; "": unknown
+	name  string // name of the node that had it; "": unknown
 	since time.Time
 }
 
@@ -237,7 +237,7 @@ func (n *Numbers) Passed(began time.Time, seen map[uint16]struct{}) {
 		used := n.o.InUse(number)
 		n.mu.Lock()
 		if r, ok := n.resting[number]; ok && used {
-			n.resting[number] = rest{r.name, n.o.Now()} // a program may have read the entry just now
+			n.resting[number] = rest{r.name, n.o.Now()} // still in use: the quarantine begins again
 		} else if ok {
 			delete(n.resting, number)
 			n.changed = true

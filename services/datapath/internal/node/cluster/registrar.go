@@ -34,8 +34,8 @@ type Registry interface {
 	Register(ctx context.Context, u Underlay) error
 }
 
-// ErrIncomplete is wrapped by the error of underlay while another process has not announced yet what a description needs,
-// as at every start.
+// ErrIncomplete is wrapped by the error of underlay while a required part of the description is not known yet, as at
+// every start: another process announces it.
 var ErrIncomplete = errors.New("the description of the node is not complete yet")
 
 // Registrar registers this node: at the start, after each change, and when the registry may have lost the registration.

@@ -9,8 +9,8 @@
 //
 // Another chain marks every packet that the stack forwards with the kind of device by which it arrived: an endpoint's
 // device, the tunnel, or any other device. The programs otherwise recognise a packet by its ingress device, which
-// fragments lose when the stack copies them. If such a fragment has an address of the host as its source, it would
-// count as sent by the host; the mark prevents this.
+// fragments lose when the stack copies them. Without the mark, such a fragment would count as sent by the host if its
+// source is an address of the host.
 //
 // With routing between nodes, further chains check packets whose source is a pod: a pod of this node can only send
 // through its endpoint device, and packets of pods on other nodes arrive through the tunnel or an uplink's program.
@@ -231,7 +231,7 @@ func (t *Table) repair(p plan) error {
 		}
 		err = c.Flush()
 		if err != nil && kept != nil {
-			// Another process changed the table since it was read.
+			// Another process has changed the ruleset since it was read, so write the whole table.
 			if err = t.write(c, p, nil); err == nil {
 				err = c.Flush()
 			}
@@ -247,7 +247,7 @@ func (t *Table) repair(p plan) error {
 	return err
 }
 
-// write adds the table to a transaction: as a replacement of the whole table, or with only the changes to what is kept.
+// write adds the table to a transaction: the whole table or, with kept, only what differs from it.
 func (t *Table) write(c *nftables.Conn, p plan, kept *kept) error {
 	table := t.table()
 	// added first, so that deleting it cannot fail

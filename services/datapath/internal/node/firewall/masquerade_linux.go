@@ -75,7 +75,7 @@ func (t *Table) masqueradeWall(s settings, table *nftables.Table) wall {
 }
 
 // exceptions returns the names, without the family suffix, of the sets of destinations that see the pod's address. With
-// routing between nodes, the ranges of other nodes are in a set that its rules use, too.
+// routing between nodes, the set of other nodes' ranges is one of them; the rules of routing use it, too.
 func (s settings) exceptions() []string {
 	if s.routing != nil {
 		return []string{exceptSet, othersSet}

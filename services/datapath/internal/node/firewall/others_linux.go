@@ -39,7 +39,7 @@ func (t *Table) plan() plan {
 }
 
 // tracks reports whether the kernel tracks connections of the node. The kernel does so once a rule of any table needs
-// connection tracking. From then on the tunnel alone has a conntrack entry, so the count is not 0.
+// connection tracking. From then on there is at least one conntrack entry, for the tunnel, so the count is not 0.
 func (t *Table) tracks() (tracks bool) {
 	_ = t.home.Do(func() error {
 		count, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
@@ -75,7 +75,7 @@ func (t *Table) SetOthers(ranges []netip.Prefix, nodes []netip.Addr) error {
 	if d == nil || len(d.changes) > 0 && t.change(p, d.changes, generation) == nil {
 		return nil
 	}
-	// Also if another process changed the sets after they were read.
+	// This also repairs the table if another process has changed the sets since they were read.
 	return t.repair(p)
 }
 
@@ -111,8 +111,8 @@ func (t *Table) remember(p plan, generation, ours uint32) {
 	}
 }
 
-// sinceSeen computes the difference between the table and a plan without reading the table. known is false if the table
-// may have changed since it was last known.
+// sinceSeen computes the difference between the table and a plan without reading the table. known is false if another
+// process may have changed the table since this process last knew its content.
 func (t *Table) sinceSeen(p plan, generation uint32) (d *difference, known bool) {
 	last := t.seen
 	if last == nil || generation == 0 || last.generation != generation ||

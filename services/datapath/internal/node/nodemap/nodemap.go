@@ -53,13 +53,13 @@ func (w NextHop) packed() uint64 { return uint64(w.Ifindex) | uint64(w.MTU)<<32 
 
 func wayOf(word uint64) NextHop { return NextHop{uint32(word), uint16(word >> 32), Flags(word >> 48)} }
 
-// Direct is the path of tunnel packets that programs build and take apart themselves, past the tunnel device; zero:
-// packets go through the device.
+// Direct is the path of tunnel packets that the programs encapsulate and decapsulate themselves, past the tunnel
+// device; zero: packets go through the device.
 type Direct struct {
 	Ifindex uint32     // uplink
 	Via     netip.Addr // IPv4 address of the next hop on it
-	// Local is this node's IPv4 address: the source of tunnel packets to the node, and the only destination of those that
-	// are taken from it.
+	// Local is this node's IPv4 address on the path: the source of tunnel packets to the node. The programs only
+	// decapsulate packets of the node with this destination.
 	Local netip.Addr
 }
 
@@ -262,8 +262,9 @@ func (m *Maps) SetNextHops(number uint16, ipv4, ipv6 NextHop) error {
 	return nil
 }
 
-// SetDirect writes the direct path to a node. Packets use it only while SetShortcut allows it. The next hop changes
-// with its uplink in one store; during a change of the local address, packets may have either one as source.
+// SetDirect writes the direct path to a node. Packets use it only while SetShortcut allows it. One store changes the
+// next hop together with its uplink. While the local address changes, packets may have the old or the new one as
+// source.
 func (m *Maps) SetDirect(number uint16, d Direct) error {
 	if err := check(number); err != nil {
 		return err

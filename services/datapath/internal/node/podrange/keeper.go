@@ -77,7 +77,7 @@ type Keeper struct {
 	overlay chan struct{} // closed when there are overlay addresses
 
 	mu      sync.Mutex
-	here    map[netip.Prefix]struct{} // guarded by mu; ranges that the kernel may have state of
+	here    map[netip.Prefix]struct{} // guarded by mu; ranges for which the kernel may have entries, rules or routes
 	wanted  map[netip.Prefix]Range    // guarded by mu; ranges of the source
 	going   map[netip.Prefix]struct{} // guarded by mu; ranges that the source removed
 	refused map[netip.Prefix]error    // guarded by mu; rejected ranges of wanted
@@ -282,7 +282,7 @@ func Check(p netip.Prefix) error {
 }
 
 // check returns an error if a range cannot be used on this node. This process has more privileges than the source and
-// validates its data: a pod range disconnects every host with an address in it that is not a pod.
+// validates its data: any host that is not a pod becomes unreachable if its address is in a pod range.
 func (k *Keeper) check(p netip.Prefix) error {
 	if err := Check(p); err != nil {
 		return err

@@ -13,9 +13,9 @@
 // address and the probe port of a peer, at a limited rate per peer, and answers are never larger than the probe. An
 // answer is accepted once, from the probed address, with the random number that was sent only to that address.
 //
-// An answer also reports how long ago its node heard from the store. This is the only result that affects packets: a
-// node that is cut off from the store stops trusting the mappings of nodes that are not (package belief). The package
-// itself does not change the kernel.
+// An answer also reports how long ago its node heard from the store. Only this result affects packets: a node that is
+// cut off from the store stops trusting the mappings of nodes that are not cut off (package belief). The package itself
+// does not change the kernel.
 package probe
 
 import (

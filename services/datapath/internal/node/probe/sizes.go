@@ -9,16 +9,16 @@ import "time"
 // starts: the minimum that IPv6 requires of a link.
 const MinMTU = 1280
 
-// How many probes of one size must be lost before the path counts as too small for this size. A lost probe only
-// counts once a small probe was answered after it.
+// How many probes of one size must be lost before the path counts as too small for this size. A lost probe only counts
+// if a small probe is answered after it.
 const (
 	missesOfGood   = 3 // size was carried before, or not tried yet
 	missesInSearch = 2
 	missesMore     = 3 // in addition, on a path that recently lost small packets
 )
 
-// sizes finds the largest packet that a path carries. All values are bytes of IP packets. A lost packet of full size
-// alone is inconclusive: the caller reports it only after a small one was answered.
+// sizes finds the largest packet that a path carries. All values are bytes of IP packets. The loss of a large packet
+// alone proves nothing: the caller reports it only after a small one was answered.
 type sizes struct {
 	least    int // always carried while small probes are answered
 	expected int // 0: unknown, and no full-size probes are sent
@@ -84,8 +84,8 @@ func (s *sizes) carried(size int) {
 	}
 }
 
-// missed records that a packet of this size was lost while small packets are carried. lossy: some small packets were
-// lost, too.
+// missed records that a packet of this size was lost although small packets are carried. lossy: some small packets were
+// lost, too, so more losses are needed.
 func (s *sizes) missed(size int, lossy bool) {
 	s.misses++
 	need := missesInSearch

@@ -29,7 +29,7 @@ type peer struct {
 	adopted bool
 	ranges  [2]bool // it has ranges of IPv4, IPv6
 	decision
-	err error // why the maps differ from the decision
+	err error // the error of the last attempt to write the decision to the maps
 }
 
 // decision is the result of deciding how packets to a node travel.
@@ -92,7 +92,7 @@ func (s situation) asks(p *peer) (asks [2]netip.Addr) {
 	for i := range asks {
 		asks[i] = s.preferred(p, i)
 		if s.mode == cluster.Overlay && !slices.ContainsFunc(s.addrs, func(a netip.Addr) bool { return at(a) == i }) {
-			asks[i] = netip.Addr{} // packets would leave with a source address that other nodes do not know
+			asks[i] = netip.Addr{} // A limit that the other node's pod MTU sets is not a problem of the path.
 		}
 	}
 	return asks
@@ -194,8 +194,8 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 	return d
 }
 
-// directPath returns the direct path to a node, or why packets pass the tunnel device: the kernel has to do something
-// with them that the programs do not do.
+// directPath returns the direct path to a node, or the reason why packets must pass the tunnel device: the kernel has
+// to process them in a way that the programs cannot.
 func (s situation) directPath(to netip.Addr, path Path, w nodemap.NextHop) (d nodemap.Direct, device string) {
 	switch {
 	case w.Flags&nodemap.Underlay6 != 0:

@@ -129,7 +129,7 @@ func adopt(o Options, number uint16, e nodemap.Entry) *peer {
 	for _, w := range e.NextHops {
 		switch {
 		case w.Flags&nodemap.Overlay != 0:
-			// Its MTU may be limited by the other node, whose MTU is not known yet.
+			// The other node may limit the MTU of the entry; its own MTU is not known yet.
 			p.Mode, p.TunnelPort, p.MTU = cluster.Overlay, o.Port, w.MTU
 		case w.Flags&(nodemap.Hop|nodemap.Lookup) != 0:
 			p.Mode = cluster.Native
@@ -289,8 +289,8 @@ func (f *Router) ensureTunnel() bool {
 	return true
 }
 
-// find finds the addresses of this node, and the source addresses of packets to backends on other nodes. It reports
-// whether self may be written. The lock is held.
+// find finds the addresses of this node, and the source addresses of packets to backends on other nodes. It returns
+// true if the state of this node may be written to the maps. The lock is held.
 func (f *Router) find() bool {
 	addrs, err := f.o.Addresses()
 	if f.try("find the addresses of this node", err) {
@@ -441,9 +441,9 @@ func (f *Router) decide(some []*peer) bool {
 	return true
 }
 
-// decideWith decides for a node with the paths to the addresses of asks. While a path is not known, the last one is
-// used; packets then pass the tunnel device, because a direct path must have been compared with the kernel's routes.
-// The lock is held.
+// decideWith decides for a node with the paths to the addresses of asks. While the path to an address cannot be looked
+// up, the last known path is used. Packets then pass the tunnel device, because direct paths require a comparison with
+// the kernel's routes. The lock is held.
 func (f *Router) decideWith(p *peer, paths [2]Path) decision {
 	asks, last := f.asks(p), p.paths
 	// A decision of a previous process is known only by its next hops.
@@ -507,8 +507,9 @@ func (f *Router) write(p *peer, again bool) (changed bool) {
 	return true
 }
 
-// writePaths writes the next hops and the direct path to a node. Packets of the next hops use the direct path, so it
-// is removed before the next hops change, and added after they have changed. The lock is held.
+// writePaths writes the next hops and the direct path to a node. The programs use the direct path for packets of the
+// next hops. So writePaths removes the direct path before it changes the next hops, and writes the new one afterwards.
+// The lock is held.
 func (f *Router) writePaths(p *peer, have *nodemap.Entry) error {
 	if p.direct == (nodemap.Direct{}) && have.Direct != p.direct {
 		if err := f.o.Maps.SetDirect(p.Number, p.direct); err != nil {

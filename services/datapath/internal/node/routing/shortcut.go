@@ -14,8 +14,8 @@ import (
 // After that, for example because the process is down, packets pass the tunnel device, whose packets the kernel routes.
 const shortcutValid = 5 * time.Second
 
-// findShortcut forbids direct paths immediately while they would bypass what the node's administrator has configured
-// for packets between nodes, or while that is unknown. The lock is held.
+// findShortcut forbids direct paths immediately while they would bypass IPsec policies or routing rules of the node's
+// administrator, or while that is unknown. The lock is held.
 func (f *Router) findShortcut() {
 	if !f.shortcut {
 		if f.local == nil { // a previous process may have used direct paths

@@ -29,9 +29,10 @@ const (
 	fraDSCPMask = 28
 )
 
-// selectors are the properties of a packet by which a rule may select it and that a look-up of a path does not have.
+// selectors are the properties of a packet by which a rule may select it, and which are unknown when a path is looked
+// up.
 //
-// The mark belongs to them: a rule of the output chain may mark tunnel packets, after which the kernel routes them anew.
+// The mark is one of them: a rule of the output chain may mark tunnel packets, and the kernel then routes them again.
 var selectors = map[uint16]string{
 	fraMark: "the mark", fraMarkMask: "the mark",
 	fraTunnelID: "the tunnel", fraUIDRange: "the user", fraIPProto: "the protocol", fraSports: "the source port",

@@ -5,8 +5,8 @@
 // uplinks, routes to the ranges of other nodes and the link addresses of next hops. It also looks up how the kernel
 // reaches an address.
 //
-// It knows no nodes, and always compares the desired objects with the kernel's state. It reports objects of others, but
-// does not change them.
+// It knows devices, routes and addresses, but no nodes. It always compares the desired objects with the kernel's state.
+// It reports objects of others, but does not change them.
 package underlay
 
 import (

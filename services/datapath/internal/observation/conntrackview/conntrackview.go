@@ -113,7 +113,7 @@ func (f *fronts) of(c *conntrack.Connection) (servicemap.Frontend, bool) {
 		f.known = map[uint32]servicemap.Frontend{}
 		list, err := f.table.Services.List()
 		if err != nil {
-			return servicemap.Frontend{}, false // the maps are being closed; a later call returns the error
+			return servicemap.Frontend{}, false // the maps are being closed, and a later call returns the error
 		}
 		for _, fe := range list {
 			for _, front := range []*servicemap.Front{fe.Inside, fe.Outside} {

@@ -283,7 +283,7 @@ func (ps *Programs) fill(q Question) error {
 			put(bpf.MapsMapSlProxyTaken, uint32(s), bpf.MapsSlProxyTaken{})
 		}
 	}
-	// the proxies, with an empty queue
+	// the state of the proxies; their queues are empty
 	for kind := policytable.ProxyDNS; kind <= proxymap.DNSNamespace; kind++ {
 		var p bpf.MapsSlProxy
 		if err := ps.pins.Map(bpf.MapsMapSlProxy).Lookup(uint32(kind), &p); err != nil {

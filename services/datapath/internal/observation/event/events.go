@@ -175,7 +175,7 @@ func (r *Reader) Read(ctx context.Context) (Event, error) {
 		case errors.Is(err, ringbuf.ErrClosed):
 			return Event{}, fmt.Errorf("read events: %w", pin.ErrClosed)
 		case errors.Is(err, ringbuf.ErrFlushed):
-			// flushed by this context, or late by the context of an earlier call
+			// woken by this context, or by the late flush of an earlier call's context
 		default:
 			return Event{}, fmt.Errorf("read events: %w", err)
 		}

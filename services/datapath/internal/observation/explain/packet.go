@@ -25,7 +25,7 @@ func (p packets) explain(t *query, x *Explanation) (err error) {
 	near := x.Source
 	if !x.Source.endpoint() {
 		q.Program, q.Far, near = program.ToPod, x.Source.Slot, x.Destination
-		// only the host sends with its addresses
+		// a packet with an address of the host is sent by the host itself, not forwarded
 		q.Forwarded = x.Source.Slot != endpointmap.HostID
 		if x.Source.Node != 0 {
 			// as if the tunnel's program had passed the packet to the stack: a test run cannot set the tunnel key

@@ -121,7 +121,7 @@ func (s services) find(q *query) (*Service, error) {
 	}
 	switch k.Protocol {
 	case frontend.TCP, frontend.UDP, frontend.SCTP:
-	default: // services do not use other protocols
+	default: // services only use TCP, UDP and SCTP
 		k.Port = 0
 		return s.findNoPort(q.known, k, sender)
 	}

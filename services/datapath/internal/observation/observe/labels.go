@@ -98,7 +98,7 @@ func (l *Labels) Of(ctx context.Context, identity uint32) (labels []label.Label,
 func (l *Labels) remember(identity uint32, e labelEntry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// clearing the cache is as good as evicting entries: identities in use are looked up again
+	// The cache is cleared instead of evicting single entries: identities in use are then looked up again.
 	if l.known == nil || len(l.known) >= labelEntries {
 		l.known = map[uint32]labelEntry{}
 	}

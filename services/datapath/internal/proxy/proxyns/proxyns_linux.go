@@ -41,8 +41,8 @@ const (
 	MTU = 9000
 	// Port is the port of the listeners, at the loopback address: SL_LISTENER_PORT of into_proxy.c.
 	Port = 1
-	// Backlog is the number of connections that wait for the proxy. It is twice the number of first segments that
-	// the programs let in before the proxy has to accept, so one pod does not fill it.
+	// Backlog is the number of connections that wait for the proxy. The programs pass half as many new connections
+	// before the proxy has to accept some, so one pod cannot fill the backlog.
 	Backlog = 4096
 	// MaxSockets is the number of sockets that Sockets makes at a time.
 	MaxSockets = 64
@@ -212,9 +212,9 @@ func (s *Space) Ensure(former ...int) (Use, error) {
 	return Use{Device: index32(l), Namespace: s.ns.Fd(), Listen4: s.listen4, Listen6: s.listen6}, nil
 }
 
-// enter opens the namespace of a descriptor if the device leads there. A proxy could pass any namespace; only root puts
-// the end of such a device into one. If the listeners are not passed, too, the namespace cannot be used, because the
-// port is taken.
+// enter opens the namespace of a descriptor, if the other end of the device is in it. A proxy could pass a descriptor
+// of any namespace, but only root can put the other end of this device into one. If the proxy does not pass the
+// listeners, too, the namespace cannot be used, because their port is taken.
 func (s *Space) enter(l netlink.Link, former []int) error {
 	peer, err := s.node.links.GetNetNsIdByFd(former[0])
 	if err != nil || peer < 0 || peer != l.Attrs().NetNsID {

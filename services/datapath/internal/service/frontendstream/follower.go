@@ -104,7 +104,7 @@ func New(o Options) *Follower {
 	return &Follower{
 		o: o, synced: make(chan struct{}),
 		earlier: map[frontend.Key]struct{}{}, waiting: map[frontend.Key]*frontend.Frontend{},
-		unended: true, // by a previous process, possibly
+		unended: true, // a previous process may have left some
 		st:      Status{Err: errors.New("loadbalancer: not connected yet"), Refusals: map[frontend.Key]string{}},
 	}
 }
@@ -179,7 +179,8 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	if f.unended {
-		// A resumed stream might bring no barrier, without which the end of the sockets cannot be acknowledged.
+		// On a resumed stream the service might send no barrier, and without one the end of the sockets cannot be
+		// acknowledged.
 		f.reset()
 	}
 	sub := Subscription{Name: f.o.Name, Incarnation: f.incarnation, Seq: f.seq, Capacity: f.o.Capacity}
@@ -202,10 +203,10 @@ func (f *Follower) subscribe(ctx context.Context) (heard bool, err error) {
 		<-over
 		if s.ending.under {
 			<-s.ending.done
-			f.unended = true // it was not acknowledged
+			f.unended = true // the end of the sockets was not acknowledged
 		}
 	}()
-	// A resumed stream may stay silent.
+	// A resumed stream may have no message to send.
 	settled := time.NewTimer(time.Second)
 	defer settled.Stop()
 	for {

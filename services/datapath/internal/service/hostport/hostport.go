@@ -52,8 +52,8 @@ const systemNamespace = "kube-system"
 // keptTenants is the number of cached tenants of namespaces without claims.
 const keptTenants = 64
 
-// part is the fraction of the elements that is reserved for host ports, and frontsEach the number of fronts of a host
-// port: one for inside, one for outside.
+// part is the fraction of the elements that is reserved for host ports. frontsEach is the number of fronts of a host
+// port: one for connections from inside, one for outside.
 const (
 	part       = 16
 	frontsEach = 2

@@ -116,7 +116,7 @@ func (p *Runs) Give(s Run) {
 	}
 }
 
-// LookFrom makes the next Take start its search at base.
+// LookFrom makes the next Take begin its search at base.
 func (p *Runs) LookFrom(base int) { p.next = base }
 
 // Spans returns the free runs by base. The caller must not modify them.

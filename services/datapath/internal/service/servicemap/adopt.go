@@ -14,8 +14,8 @@ import (
 )
 
 // adopt rebuilds the store from the maps alone. Incomplete changes of a killed process count as removed;
-// RemoveLeftovers completes them. A backend in no list may be draining; the first complete transaction decides that.
-// adopt does not write to the maps.
+// RemoveLeftovers completes them. A backend in no list may be draining: the first complete transaction tells. adopt
+// does not write to the maps.
 func (s *store) adopt() error {
 	var keys []rawKey
 	var values []bpf.MapsSlFe
@@ -60,7 +60,7 @@ func (s *store) adopt() error {
 				s.left.backends = append(s.left.backends, b)
 			case s.backends[fam][b.addr] == b:
 				s.adopted = append(s.adopted, b)
-			default: // a second ID of the same address
+			default: // another ID already has the same address
 				s.lose(b)
 			}
 		}
@@ -101,8 +101,8 @@ func (ad *adoption) adoptBackends(fam int) {
 	}
 }
 
-// adoptKey adopts a key if its fronts exist and belong to no other key. Otherwise the key becomes no entry, and is
-// deleted later.
+// adoptKey adopts a key if its fronts exist and belong to no other key. Otherwise the key is ignored, and deleted
+// later.
 func (ad *adoption) adoptKey(k rawKey, v bpf.MapsSlFe) {
 	s := ad.s
 	key := k.frontend()

@@ -436,7 +436,7 @@ func (s *store) makeRoom(st standing, e *entry, f *frontend.Frontend, keys int, 
 			if table := wantedTable(p.want); table > 0 {
 				e.Run, e.Aligned = max(longest, s.longest(table)), true
 				if gains {
-					e.Run *= 2 // and a run in which any table can be exchanged
+					e.Run *= 2 // Another run is needed, in which any table can be exchanged.
 				}
 			}
 			return e

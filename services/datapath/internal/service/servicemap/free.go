@@ -103,9 +103,9 @@ func (s *store) endBarrier(d *departed, passed bool, now time.Time) {
 	}
 }
 
-// callTime is the maximum time that a call with a selected backend can be in progress without being visible: a socket
-// is listed only once it is connected, after the program that selected the backend has ended. This takes microseconds,
-// or longer if the process gets no CPU.
+// callTime is the maximum time for which a call may use a selected backend without appearing in a listing of sockets:
+// the program that selects the backend ends before the socket is connected, and only connected sockets are listed. This
+// takes microseconds, or longer if the process gets no CPU.
 const callTime = 5 * time.Second
 
 // Collect frees the IDs of removed fronts and backends that users do not reference and that have been in quarantine for
@@ -145,7 +145,7 @@ func (m *Maps) Collect(ctx context.Context, users Users) (int, error) {
 	kept := s.resting[:0]
 	for _, r := range s.resting {
 		switch {
-		case r.backend != nil && r.backend.left != r.left: // in use again, or removed again later
+		case r.backend != nil && r.backend.left != r.left: // in use again, or removed once more
 		case waiting[r] && free(r):
 			s.free(r)
 			n++

@@ -152,7 +152,7 @@ func (m *Maps) Asked(number uint32) (frontend.Key, bool) {
 // got the backend from this front has to be ended.
 func (m *Maps) Keeps(front uint32, v6 bool, number uint32, generation uint8) bool {
 	if m.gate.RLock() != nil {
-		return true // this process ends; the next one decides
+		return true // This process is about to end; the next process decides.
 	}
 	defer m.gate.RUnlock()
 	s := m.store

@@ -111,7 +111,7 @@ func (f *front) narrowed(want *frontend.Frontend) []netip.Prefix {
 			}
 		}
 	}
-	if len(out) == 0 { // no clients: a prefix of the other family matches none
+	if len(out) == 0 { // No client is allowed: no client matches a prefix of the other family.
 		other := netip.IPv6Unspecified()
 		if want.Key.Addr.Is6() {
 			other = netip.IPv4Unspecified()

@@ -33,9 +33,10 @@ func (r *removed) add(t shares.Tenant, n int) {
 	}
 }
 
-// An eighth of a map's IDs is reserved. A tenant leaves the whole reserve to others while it has more than a
-// sixteenth of it in quarantine. A namespace without the label leaves half of it while all such namespaces together
-// have more than half of it in quarantine. In a small map, up to few IDs in quarantine have no effect.
+// An eighth of a map's IDs is reserved. A tenant may use none of the reserve while IDs that it released, more than a
+// sixteenth of the reserve, are in quarantine. A namespace without the tenant label may use only half of the reserve
+// while such namespaces together have released IDs in quarantine that are more than half of it. In a small map, up to
+// few IDs in quarantine have no effect.
 const (
 	keptOfMap  = 8
 	ownOfKept  = 16

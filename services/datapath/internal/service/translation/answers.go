@@ -19,8 +19,8 @@ import (
 )
 
 // KeepAnswers stores the record of a connection to a service, and the copy of its claim, if the maps no longer have
-// them. Programs store them at the first answer; while the connection has its entry nothing uses them, so that later
-// connections evict them.
+// them. Programs store them at the first answer; nothing uses them while the connection has its entry, so later
+// connections may evict them.
 func (m *Maps) KeepAnswers(c *conntrack.Connection) error {
 	if err := m.gate.RLock(); err != nil {
 		return err

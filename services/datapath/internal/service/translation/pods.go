@@ -104,8 +104,8 @@ func (h *held) isIdleUDP() bool {
 
 // finish removes translations if little capacity is left, corrects the counts, and returns the number of removed
 // translations. It removes the longest idle translations of the largest users: first idle UDP flows, while all
-// endpoints together have more than relaxed allows; then any translations, while they have more than the bound. A
-// single endpoint may have used the whole common half; it loses translations when others need some.
+// endpoints together have more than relaxed allows; then any translations, while they have more than the bound. An
+// endpoint that has used up the whole common half loses translations when others need them.
 func (p *pods) finish(m *Maps) (removals int, err error) {
 	for f, of := range families {
 		size := m.bounds.Size(of)

@@ -361,7 +361,7 @@ type removal int
 
 const (
 	removed removal = iota
-	changed         // in use again, possibly by another connection
+	changed         // used again, possibly by another connection
 	gone
 )
 
@@ -435,7 +435,7 @@ func (c *collection) isOver(t Translation) (bool, error) {
 	switch {
 	case err != nil || there:
 		return false, err
-	case t.Answer && !t.Copy: // the port is needed
+	case t.Answer && !t.Copy: // the connection still needs the port
 		return idle >= Rest, nil
 	}
 	if c.ended.Has(of) || c.ended.Has(outside) {

@@ -110,7 +110,7 @@ const (
 	opRead       = "read"
 )
 
-// Allocator is the core of the service. Its methods may be called concurrently, before and during Run.
+// Allocator executes the calls of holders. Its methods may be called concurrently, before and during Run.
 type Allocator struct {
 	*View
 	index      *index
@@ -141,7 +141,7 @@ func New(cfg Config, store Store, records Records, pub Publisher, endpoints Endp
 	for _, e := range x.held.endpoints(holds.Holders) {
 		endpoints.Upsert(e.Holder, e)
 	}
-	clear(x.held.unsaved) // this state was loaded from the records
+	clear(x.held.unsaved) // the state comes from the records, so there is nothing to save
 	if cached {
 		clear(x.mirror.unsaved)
 	}

@@ -13,7 +13,7 @@ type availability struct {
 	ready      bool          // the identities of the cluster are known
 	connected  bool          // a session is established, and its references equal the holders'
 	refused    bool          // another node has this node's name
-	refusedNow bool          // the last answer of the store was that refusal
+	refusedNow bool          // the store's last answer was that another node has the name
 	storeErr   error         // why the node is not connected; nil: no attempt has ended yet
 	full       error         // why the store accepts no writes although it responds
 	diskErr    error         // why the records of this node are not written

@@ -10,8 +10,9 @@ import (
 )
 
 // candidates chooses numbers for label sets that have none. It never chooses a number that another claim in progress
-// has chosen, and it chooses the number of a short-lived label set last. assigned contains only numbers that are known
-// or held: code that removes the last use of a number must call end or unassign. The caller must hold the lock.
+// has chosen, and it chooses the number of a short-lived label set last. assigned only contains numbers that are known
+// or held: code that removes the last use of a number must therefore call end or unassign. The caller must hold the
+// lock.
 type candidates struct {
 	assigned numbers // numbers that a search found in use
 	short    numbers // free numbers of short-lived label sets
@@ -41,15 +42,15 @@ func (c *candidates) end(n identity.Numeric, since, now time.Time, delay time.Du
 func (c *candidates) begin(n identity.Numeric) { c.short.unset(n) }
 
 // pick chooses the first free number of the zone from start on, which is an offset from the first number, or of the
-// others if the zone has none. The number is not chosen again until drop. inUse reports whether a number is known or
-// held. If no number is free, n is 0, and used is the number of numbers in use.
+// other zones if this one has no free number. The number is not chosen again until drop. inUse reports whether a number
+// is known or held. If no number is free, n is 0, and used is the number of numbers in use.
 func (c *candidates) pick(
 	start int, z Zone, now time.Time, inUse func(identity.Numeric) bool,
 ) (n identity.Numeric, used int) {
 	var last identity.Numeric // free number of a short-lived label set
 	for i := range c.assigned.clear(start, z) {
 		if last != 0 && !z.has(i) {
-			break // a short-lived set's number of the zone comes before the numbers of other zones
+			break // In the zone, even the number of a short-lived set is better than a number of another zone.
 		}
 		n := identity.MinCluster + identity.Numeric(i)
 		if inUse(n) {

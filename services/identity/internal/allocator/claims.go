@@ -23,7 +23,7 @@ type claims struct {
 	conn     *connection
 	store    Store
 	cfg      *Config
-	byLabels keymutex.Mutexes[string] // serialises the claims of one label set, by its text
+	byLabels keymutex.Mutexes[string] // serialises the claims of one label set, by the set's text
 }
 
 // maxAttempts is the maximum number of candidates that one call tries. A candidate is free according to the mirror. An
@@ -45,8 +45,7 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 		candidate, used, done := known, 0, func() {}
 		var beyond *QuotaError
 		if known == 0 {
-			// If no number is free, the set may still have one: another node may have assigned it, which
-			// this node has not received yet.
+			// If no number is free, the label set may still have one: another node may just have assigned it.
 			s.index.mu.Lock(opChoose)
 			beyond = s.index.tenants.admit(&s.index.mirror, labels, time.Now())
 			s.index.mu.Unlock()
@@ -67,7 +66,7 @@ func (s *claims) claim(ctx context.Context, labels label.Canonical, known identi
 			return Claim{}, fmt.Errorf("%w: the last free numbers are being allocated to other label sets", ErrContended)
 		case errors.Is(err, ErrOccupied) && candidate == 0:
 			return Claim{}, &QuotaError{Kind: ErrExhausted, Used: used, Limit: identity.ClusterSize, Keys: s.view.topKeys()}
-		case errors.Is(err, ErrZone): // the store has told the new one
+		case errors.Is(err, ErrZone): // another zone is in use now, as the store's response tells
 			known = 0
 		case errors.Is(err, ErrOccupied):
 			s.index.mu.Lock(opHold)

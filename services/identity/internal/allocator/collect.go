@@ -25,7 +25,7 @@ type collector struct {
 	index   *index
 	store   Store
 	cfg     *Config
-	session uint64 // the session to which since belongs
+	session uint64 // the session in which the times in since were recorded
 	stop    func() // stops following references; nil if they are not followed
 	since   map[identity.Numeric]unusedSince
 	tidied  time.Time

@@ -46,7 +46,7 @@ func (c *connection) noSpace(err error) {
 	}
 }
 
-// reconnected records that there is a session whose references equal the holders'.
+// reconnected records that there is a session, and that its references equal the holders.
 func (c *connection) reconnected() {
 	c.index.mu.Lock(opSession)
 	defer c.index.mu.Unlock()

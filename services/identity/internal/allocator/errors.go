@@ -26,8 +26,8 @@ var (
 	ErrExhausted = errors.New("identity numbers are used up")
 	// ErrShare: the tenant of the label set has its maximum number of numbers. It is always a *QuotaError.
 	ErrShare = errors.New("share of identity numbers is used up")
-	// ErrDenied: the store refuses a write, because the etcd role of this node lacks a grant that earlier versions did
-	// not need.
+	// ErrDenied: the store refuses a write, because the etcd role of this node lacks a permission that earlier versions
+	// did not need.
 	ErrDenied = errors.New("etcd lacks a grant")
 	// ErrUnconfirmed: the last move of the endpoint is not confirmed yet.
 	ErrUnconfirmed = errors.New("endpoint has not confirmed its last identity")

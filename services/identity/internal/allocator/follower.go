@@ -20,7 +20,7 @@ type follower struct {
 	store    Store
 	records  Records
 	cfg      *Config
-	uncached bool // there was no cache at the start
+	uncached bool // the previous process has left no cache
 }
 
 // takeStep is the number of identities that are added before the lock is released, so that a listing of the whole
@@ -176,7 +176,7 @@ func (f *follower) runCache(ctx context.Context) {
 	}
 }
 
-// save writes changed identities to the cache. Only one call may run at a time.
+// save writes changed identities to the cache. Only one goroutine may call it at a time.
 func (f *follower) save() error {
 	var c KnownChange
 	var was time.Time

@@ -12,8 +12,8 @@ import (
 )
 
 // holdings maps numbers to their holders on this node and back, and lists the changes that are not saved in the records
-// yet. Every number in byNumber has at least one holder, and byHolder maps exactly its holders to the number. Only
-// holders have workloads. The caller must hold the lock.
+// yet. Every number in byNumber has at least one holder, and byHolder maps exactly its holders to the number. workloads
+// only has keys that are holders. The caller must hold the lock.
 type holdings struct {
 	byNumber  map[identity.Numeric]*hold
 	byHolder  map[Holder]identity.Numeric

@@ -55,8 +55,8 @@ func newIndex(cfg *Config, pub Publisher, holds Holds, heard time.Time) *index {
 	return x
 }
 
-// restore adds the holders that the last process has saved, and then the identities of the cache. If they differ, the
-// cache is older. It needs no lock, because the index is not shared yet.
+// restore adds the holders that the last process has saved, and then the identities of the cache. If the two differ,
+// the cache is older than the holders. It needs no lock, because the index is not shared yet.
 func (x *index) restore(holders []HolderRecord, known []identity.Identity) error {
 	for _, r := range holders {
 		if !holdable(r.Identity) {
@@ -168,7 +168,7 @@ func (x *index) dropHold(n identity.Numeric, h *hold) {
 		x.pub.Delete(n)
 		return
 	default:
-		return // a reserved identity exists without holders
+		return // a reserved identity exists even without holders
 	}
 	if h.ref != 0 {
 		x.releases.due[n] = h.ref

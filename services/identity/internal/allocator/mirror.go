@@ -12,13 +12,13 @@ import (
 
 // mirror is this node's copy of the cluster's identities, with the changes that are not in the cache yet. byText
 // contains the last known number of a label set, and known contains that number with the same label set. living counts
-// the label sets in known by namespace, without zeros. An earlier revision never replaces a later one. The caller must
-// hold the lock; only receiving from dirty needs no lock.
+// the label sets in known by namespace; it has no zero entries. An earlier revision never replaces a later one. The
+// caller must hold the lock; only receiving from dirty needs no lock.
 type mirror struct {
 	known    map[identity.Numeric]knownEntry
 	byText   map[string]identity.Numeric // by canonical text
 	living   map[string]int
-	revision int64     // revision of the store whose content known has
+	revision int64     // revision of the store up to which known is complete
 	heard    time.Time // time at which known was complete; zero: never
 
 	unsaved    map[identity.Numeric]struct{} // changed since take

@@ -59,18 +59,18 @@ func (s *numbers) clear(start int, z Zone) iter.Seq[int] {
 	}
 }
 
-// Zone is a part of the numbers of the cluster, of which new numbers are chosen first. The zero Zone is all numbers.
+// Zone is a part of the cluster's numbers. New numbers are chosen from it first. The zero Zone has all numbers.
 type Zone struct {
 	First int // offset from the first number
 	Size  int
 }
 
-// zones is how many zones there are. Each epoch of a store has one, so that the numbers of an epoch are chosen again
-// first in the eighth epoch after it.
+// zones is the number of zones. Each epoch of a store uses the next zone, so the numbers of an epoch are chosen first
+// again eight epochs later.
 const zones = 8
 
-// ZoneOf returns the zone of an epoch of the store, which begins after each restore. The numbers of earlier epochs that
-// the restored data lack are in other zones: a node that is cut off may still hold them.
+// ZoneOf returns the zone of an epoch of the store; an epoch begins with each restore. Numbers that were assigned in
+// earlier epochs, and that the restored data lack, are in other zones: a node that is cut off may still hold them.
 func ZoneOf(epoch uint64) Zone {
 	const size = identity.ClusterSize / zones
 	return Zone{First: int((epoch-1)%zones) * size, Size: size}

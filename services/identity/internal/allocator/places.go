@@ -13,8 +13,8 @@ const (
 )
 
 // places counts the used units of this node's quota of cluster identities: one for each number that the node holds, and
-// one for each claim in progress that may add a number. in contains the same counts by namespace, without zeros. The
-// caller must hold the lock.
+// one for each claim in progress that may add a number. in contains the same counts by namespace, without zero entries.
+// The caller must hold the lock.
 type places struct {
 	quota    int
 	tenant   func(namespace string) shares.Tenant
@@ -45,8 +45,8 @@ func (p *places) release(ns string) {
 	p.count(ns, -1)
 }
 
-// reserve reserves a unit for the claim of a label set of a namespace, until done is called. moves means that the
-// holder frees a unit of the namespace leaves. The returned error has no Keys.
+// reserve reserves a unit for the claim of a label set of a namespace, until done is called. If moves is set, the
+// holder gives up a number of the namespace leaves, which frees a unit. The returned error has no Keys.
 func (p *places) reserve(ns string, moves bool, leaves string) *QuotaError {
 	used := p.claiming + p.held
 	if moves {

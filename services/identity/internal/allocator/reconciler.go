@@ -29,7 +29,7 @@ type reconciler struct {
 // writers is the number of concurrent writes of references after a reconnect.
 const writers = 8
 
-// flushStep is the number of references that are written or removed within the timeout of one request.
+// flushStep is how many references one request writes or removes at most, so that it ends within its timeout.
 const flushStep = 256
 
 // run maintains a session until ctx ends.
@@ -71,11 +71,11 @@ func (s *reconciler) session(ctx context.Context, first *bool) error {
 		for _, h := range s.index.held.byNumber {
 			h.ref = 0
 		}
-		clear(s.index.releases.due) // they were removed with the session, or the comparison below finds them
+		clear(s.index.releases.due) // due references ended with the former session, or are found below
 		s.index.mu.Unlock()
 	}
 	select {
-	case <-s.conn.lost: // from the previous session
+	case <-s.conn.lost: // an error of the previous session
 	default:
 	}
 	// In a new process no claim is in progress, so references without a holder come from the former process.
@@ -155,8 +155,8 @@ func (s *reconciler) reconcile(ctx context.Context, strict bool) error {
 		case h.ref != 0 && have[n] == 0:
 			h.ref = 0
 		case h.ref == 0 && present[n]:
-			// The reference existed during the whole session, so the number was never collected and need
-			// not be written again.
+			// The reference has existed for the whole session, so the number was never collected, and the reference
+			// need not be written again.
 			if e, ok := s.index.mirror.known[n]; ok && !e.gone && e.labels.Text() == h.labels.Text() {
 				h.ref = have[n]
 			}
@@ -220,7 +220,7 @@ func (s *reconciler) renew(ctx context.Context, ids []identity.Identity) (left [
 		}
 		if errors.Is(err, ErrNoSpace) {
 			s.conn.noSpace(err)
-			return nil, nil // the other writes would fail, too
+			return nil, nil // the other writes would fail for the same reason
 		}
 		if err != nil {
 			return nil, fmt.Errorf("restore %d identities: %w", len(step), err)
@@ -285,7 +285,7 @@ func (s *reconciler) restored(id identity.Identity, claim Claim) {
 	defer s.index.mu.Unlock()
 	h := s.index.held.as(id.Number, id.Labels)
 	if h == nil {
-		s.index.releases.due[id.Number] = claim.Revision // the identity was released in the meantime
+		s.index.releases.due[id.Number] = claim.Revision // the holders have released the identity meanwhile
 		s.index.wake()
 		return
 	}
@@ -329,7 +329,7 @@ func (s *reconciler) resolve(ctx context.Context, c *ConflictError) error {
 		return fmt.Errorf("resolve %w: %w", c, err)
 	}
 	if claim.Number == c.Held.Number {
-		// After the conflict was found, the number was assigned to this label set again.
+		// After the conflict was found, the store assigned the number to this label set again.
 		s.follower.note(Update{Upserts: []Entry{{Identity: c.Held, Revision: claim.Revision}}})
 		s.restored(c.Held, claim)
 		return nil
@@ -337,7 +337,7 @@ func (s *reconciler) resolve(ctx context.Context, c *ConflictError) error {
 	s.index.mu.Lock(opReferences)
 	defer s.index.mu.Unlock()
 	if s.index.held.as(c.Held.Number, c.Held.Labels) == nil {
-		return nil // the identity was released in the meantime; the new reference is found as a stray one
+		return nil // the identity was released; a comparison finds the new reference
 	}
 	moved := identity.Identity{Number: claim.Number, Labels: c.Held.Labels}
 	if s.index.held.other(moved.Number, moved.Labels) != nil {

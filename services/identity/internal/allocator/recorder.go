@@ -104,7 +104,7 @@ func (r *recorder) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		_ = r.index.saver.wait(ctx) // ended has recorded its error
+		_ = r.index.saver.wait(ctx) // ended has already recorded the error
 	}
 }
 

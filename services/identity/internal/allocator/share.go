@@ -27,10 +27,10 @@ const (
 // Numbers contains the counts that the collector publishes. Only the collector knows which numbers are in quarantine,
 // and which label sets had them.
 type Numbers struct {
-	Revision   int64          `json:"revision"`   // of the store; identities up to it are counted
+	Revision   int64          `json:"revision"`   // revision of the store up to which identities are counted
 	Used       int            `json:"used"`       // numbers that are assigned or in quarantine
 	Unlabelled int            `json:"unlabelled"` // how many of them belong to namespaces without the tenant label
-	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without tenants that have only few
+	Tenants    map[string]int `json:"tenants"`    // by Tenant.String, without tenants that have less than publishFrom
 }
 
 // namespaceOf returns the namespace of a label set; empty if the set does not come from Kubernetes.
@@ -88,7 +88,7 @@ func (c *collector) numbersNow(now time.Time) Numbers {
 			continue
 		}
 		if _, ok := c.index.mirror.known[number]; ok {
-			continue // its deletion was not received yet, or the label set has the number again
+			continue // the deletion was not received yet, or the label set has its number again
 		}
 		n.Used++
 		add(r.namespace, 1)

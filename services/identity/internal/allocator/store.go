@@ -75,14 +75,14 @@ type Claim struct {
 // Reference is one of this node's references in the store.
 type Reference struct {
 	Number   identity.Numeric
-	Revision int64 // of its last write
+	Revision int64 // revision of the last write of the reference
 	Present  bool  // it belongs to the current session; if false, it ends with the session that wrote it
 }
 
 // Candidate is an identity without references, with the revisions that show later whether it is still unused.
 type Candidate struct {
 	Identity identity.Identity
-	Fence    int64 // revision at which a node last referred to the identity
+	Fence    int64 // revision of the last write of a reference to the identity
 }
 
 // References is one step of Store.FollowReferences.
@@ -113,7 +113,7 @@ type Update struct {
 	Revision int64  // this and earlier updates contain all changes up to this revision
 	Upserts  []Entry
 	Deletes  []Deletion
-	Beside   bool // other changes are saved together with the known identities
+	Beside   bool // some changes belong to other data, which is saved together with the known identities
 	// Heard is a time up to which this update and earlier ones contain all changes. Zero if unknown.
 	Heard time.Time
 }

@@ -32,7 +32,7 @@ func bound(free int) int { return firstNumbers + max(0, free)/freePart }
 // waiting is a label set that got no number because the share of its tenant is used up.
 type waiting struct {
 	tenant shares.Tenant
-	since  time.Time // of the last attempt
+	since  time.Time // time of the last attempt
 }
 
 const (
@@ -41,9 +41,9 @@ const (
 	maxWaiting, waitingFor = 4096, time.Minute
 )
 
-// tenantNumbers limits how many numbers of the cluster a tenant gets. It uses the greater one of two counts. The first
-// counts the label sets in the mirror, without numbers in quarantine. The second adds the numbers that this node has
-// created since to the counts that the collector has published, without new numbers of other nodes. created contains no
+// tenantNumbers limits how many numbers of the cluster a tenant gets. It uses the larger one of two counts. The first
+// one counts the label sets in the mirror; it misses numbers in quarantine. The second one is the collector's published
+// count plus the numbers that this node has created since; it misses new numbers of other nodes. created contains no
 // number that the publication already counts. The caller must hold the lock.
 type tenantNumbers struct {
 	tenant    func(namespace string) shares.Tenant
@@ -59,7 +59,7 @@ func newTenantNumbers(tenant func(namespace string) shares.Tenant) tenantNumbers
 // create records a number that this node created, until the collector counts it.
 func (t *tenantNumbers) create(revision int64, labels label.Canonical) {
 	if t.published.Revision == 0 || len(t.created) >= identity.ClusterSize {
-		return // no collector publishes, so only the mirror counts
+		return // there is no publication of a collector, so only the mirror counts
 	}
 	t.created = append(t.created, createdNumber{revision, namespaceOf(labels)})
 }
@@ -135,7 +135,7 @@ func (t *tenantNumbers) usage(m *mirror, now time.Time) shares.Usage {
 		}
 		asks[w.tenant]++
 		if _, ok := has[w.tenant]; !ok {
-			has[w.tenant] = 0 // so that the tenant is listed
+			has[w.tenant] = 0 // an entry of 0, so that the tenant is listed
 		}
 	}
 	u := shares.Usage{Limit: shares.Limit{Name: "numbers", Size: identity.ClusterSize}, Used: t.used(m)}

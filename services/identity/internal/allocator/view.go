@@ -190,7 +190,7 @@ func (v *View) Summary() Status {
 	if h := v.index.held.byNumber[identity.Init]; h != nil {
 		for holder := range h.holders {
 			if _, ok := holder.Owner(); ok {
-				s.Isolated++ // not an endpoint that only has a former number until Confirm
+				s.Isolated++ // do not count an endpoint that only holds a former number until Confirm
 			}
 		}
 	}

@@ -13,8 +13,8 @@ import (
 
 // Group batches calls. Do must be set before the first call.
 type Group[T any] struct {
-	// Do executes calls in the order of their arrival. To return a result, it stores the result in the call, which
-	// must then be a pointer.
+	// Do executes calls in the order of their arrival. To return a result, Do stores it in the call, which must then be
+	// a pointer.
 	Do func([]T)
 	// Fits reports whether a call may be executed together with the calls in with. If it is nil, all calls may be.
 	Fits func(with []T, call T) bool

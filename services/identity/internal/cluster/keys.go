@@ -6,7 +6,7 @@ package cluster
 // Point is a revision of a particular store.
 type Point struct {
 	Cluster  uint64 // ID of the store's cluster
-	Revision int64  // from 1; 0: no point
+	Revision int64  // 0: no point; otherwise at least 1
 }
 
 // Key is a key of the store.

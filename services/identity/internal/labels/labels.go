@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package labels decides which labels of a workload count for its identity, and
-// which a caller may give.
+// Package labels decides which labels of a workload are part of its identity, and which labels a caller may set.
 //
 // It is pure: no store, no clock, no wire format.
 package labels
@@ -23,8 +22,8 @@ var systemSources = []string{
 	label.SourceReserved, label.SourceGenerated, label.SourceCIDRGroup, label.SourceNode, "cidr", "fqdn", "any", "all", "unspec",
 }
 
-// CheckCaller checks labels from outside: each by itself, that none has a source reserved for the system, and that
-// keys derived by Kubernetes come from Kubernetes and belong to a pod in the namespace that they name.
+// CheckCaller checks labels from outside. Each label must be valid, and its source must not be reserved for the system.
+// Keys that Sluice derives from Kubernetes need the source k8s, and the labels must name the namespace of the pod.
 func CheckCaller(labels []label.Label) error {
 	namespace := ""
 	for _, l := range labels {
@@ -48,7 +47,7 @@ func CheckCaller(labels []label.Label) error {
 		case (derived || strings.HasPrefix(l.Key, label.PrefixPod)) && l.Source != label.SourceKubernetes:
 			bad("key", "%q is derived from Kubernetes, and the source is %q", l.Key, l.Source)
 		case derived && namespace == "":
-			bad("key", "%q is derived from Kubernetes, and no label %s says the namespace of the pod", l.Key, label.KeyNamespace)
+			bad("key", "%q is derived from Kubernetes, but no label %s names the pod's namespace", l.Key, label.KeyNamespace)
 		case l.Key == label.KeyNamespaceName && l.Value != namespace:
 			bad("value", "%q is not the namespace of the pod, %q", l.Value, namespace)
 		}

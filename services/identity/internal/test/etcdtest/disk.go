@@ -15,11 +15,11 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// Disk is a directory on a filesystem that takes its time to sync a file, as a
-// disk does that is too slow for etcd. Writes before that are as fast as ever.
+// Disk is a directory on a filesystem in which each sync of a file takes a set time, like on a disk that is too slow
+// for etcd. Writes are as fast as usual.
 type Disk struct {
 	path string
-	take atomic.Int64 // time.Duration of one sync
+	take atomic.Int64 // duration of one sync
 	done atomic.Int64 // syncs
 }
 
@@ -40,7 +40,7 @@ func newDisk(t testing.TB, under, at string) *Disk {
 	root := &fs.LoopbackRoot{Path: under, Dev: st.Dev}
 	root.RootNode = &slowNode{LoopbackNode: &fs.LoopbackNode{RootData: root}, disk: d}
 	server, err := fs.Mount(at, root.RootNode, &fs.Options{MountOptions: fuse.MountOptions{
-		DirectMountStrict: true, // without the helper fusermount
+		DirectMountStrict: true, // mount directly, because the helper fusermount may be missing
 		FsName:            "sluice-slow-disk", Name: "sluice",
 	}})
 	if err != nil {
@@ -60,13 +60,13 @@ func (d *Disk) SyncsTake(each time.Duration) { d.take.Store(int64(each)) }
 // Syncs returns the number of syncs that have ended.
 func (d *Disk) Syncs() int64 { return d.done.Load() }
 
-// slowNode is a file or directory of a Disk.
+// slowNode is a file or directory on a Disk.
 type slowNode struct {
 	*fs.LoopbackNode
 	disk *Disk
 }
 
-// WrapChild implements fs.NodeWrapChilder: what is in the directory is as slow.
+// WrapChild implements fs.NodeWrapChilder: files and directories below are as slow.
 func (n *slowNode) WrapChild(_ context.Context, child fs.InodeEmbedder) fs.InodeEmbedder {
 	if file, ok := child.(*fs.LoopbackNode); ok {
 		return &slowNode{LoopbackNode: file, disk: n.disk}

@@ -27,14 +27,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// startTimeout is the time that a member has to serve, also on a busy machine.
+// startTimeout is how long a member may take until it serves, also on a busy machine.
 const startTimeout = time.Minute
 
 var binary = sync.OnceValues(build)
 
-// build compiles sluice-devetcd, unless `make build` did: it is in the directory
-// SLUICE_BIN, or in bin. That copy is as good: tests use etcd's protocol, and go.mod
-// pins etcd.
+// build compiles sluice-devetcd, unless `make build` has already done so, into the directory SLUICE_BIN or into bin.
+// That copy may be old, but tests only use etcd's protocol, and go.mod pins the version of etcd.
 func build() (string, error) {
 	if dir := os.Getenv("SLUICE_BIN"); dir != "" {
 		return filepath.Join(dir, "sluice-devetcd"), nil
@@ -82,7 +81,7 @@ func checkout() (string, error) {
 
 var temporary string // set once by build
 
-// Cleanup removes what the package built; for the end of TestMain.
+// Cleanup removes what the package built. TestMain calls it at its end.
 func Cleanup() {
 	if temporary != "" {
 		os.RemoveAll(temporary)
@@ -92,7 +91,7 @@ func Cleanup() {
 // Server is one etcd with its data, of one or several members.
 type Server struct {
 	t         testing.TB
-	Endpoint  string // of all members: unix:///…,unix:///…
+	Endpoint  string // the endpoints of all members: unix:///…,unix:///…
 	Members   []*Member
 	endpoints []string
 }
@@ -106,13 +105,13 @@ type Member struct {
 	cmd      *exec.Cmd
 }
 
-// Start starts an empty etcd of one member that is gone after the test.
+// Start starts an empty etcd of one member, which ends with the test.
 func Start(t testing.TB) *Server {
 	t.Helper()
 	return start(t, 1, nil)
 }
 
-// StartThree starts an empty etcd of three members that is gone after the test.
+// StartThree starts an empty etcd of three members, which ends with the test.
 func StartThree(t testing.TB) *Server {
 	t.Helper()
 	return start(t, 3, nil)
@@ -129,7 +128,7 @@ func StartThreeOn(t testing.TB) (*Server, []*Disk) {
 	return s, disks
 }
 
-// start lets place make the directory around a member's data, if it is not nil.
+// start starts the members. If place is not nil, it creates the directory in which a member's data is stored.
 func start(t testing.TB, members int, place func(dir string) string) *Server {
 	t.Helper()
 	// Not t.TempDir: with a long test name the socket's path would not fit
@@ -140,8 +139,8 @@ func start(t testing.TB, members int, place func(dir string) string) *Server {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	s := &Server{t: t}
-	// A loopback address that no other test uses, and ports that the kernel does
-	// not give to connections.
+	// Use a loopback address that no other test uses, and ports outside of the range that the kernel assigns to
+	// connections.
 	peers := fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
 	var cluster []string
 	for i := range members {
@@ -186,8 +185,7 @@ func (s *Server) Up() {
 	}
 }
 
-// Up starts the process and waits until it serves, which takes more than half of
-// the members.
+// Up starts the process and waits until it serves. It only serves once more than half of the members run.
 func (m *Member) Up() {
 	m.t.Helper()
 	if err := m.up(); err != nil {
@@ -204,7 +202,7 @@ func (m *Member) up() error {
 		return err
 	}
 	cmd := exec.Command(path, m.args...)
-	var said bytes.Buffer // what etcd logs matters only when it does not start
+	var said bytes.Buffer // etcd's log only matters if etcd does not start
 	cmd.Stderr = &said
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -217,8 +215,8 @@ func (m *Member) up() error {
 	line, err := bufio.NewReader(out).ReadString('\n')
 	stuck.Stop()
 	if err != nil {
-		cmd.Process.Kill() //nolint:errcheck // it may have ended
-		cmd.Wait()         //nolint:errcheck // the read tells more
+		cmd.Process.Kill() //nolint:errcheck // the process may have ended already
+		cmd.Wait()         //nolint:errcheck // the error of the read says more
 		return fmt.Errorf("etcd did not start: %q, %w\n%s", line, err, said.String())
 	}
 	m.cmd = cmd
@@ -226,25 +224,25 @@ func (m *Member) up() error {
 	if err := json.Unmarshal([]byte(line), &ready); err != nil {
 		return fmt.Errorf("etcd says %q: %w", line, err)
 	}
-	if m.Endpoint != ready.Endpoint { // else a client may be reading it
+	if m.Endpoint != ready.Endpoint { // otherwise a client may be reading the endpoint now
 		m.Endpoint = ready.Endpoint // the port is known only now
 	}
 	return nil
 }
 
-// Down kills the processes with SIGKILL and waits for their end. They may be down already.
+// Down kills the processes with SIGKILL and waits for their end. It may be called when they have ended already.
 func (s *Server) Down() {
 	for _, m := range s.Members {
 		m.Down()
 	}
 }
 
-// Down kills the process with SIGKILL and waits for its end. It may be down already.
+// Down kills the process with SIGKILL and waits for its end. It may be called when it has ended already.
 func (m *Member) Down() {
 	if m.cmd == nil {
 		return
 	}
-	m.cmd.Process.Kill() //nolint:errcheck // it may have ended
+	m.cmd.Process.Kill() //nolint:errcheck // the process may have ended already
 	m.cmd.Wait()         //nolint:errcheck // killed
 	m.cmd = nil
 }
@@ -273,7 +271,7 @@ func (s *Server) Leader() *Member {
 				continue
 			}
 			c := client(s.t, m.Endpoint)
-			short, cancel := context.WithTimeout(ctx, startTimeout/20) // it may be frozen
+			short, cancel := context.WithTimeout(ctx, startTimeout/20) // a frozen member does not answer
 			status, err := c.Status(short, m.Endpoint)
 			cancel()
 			if err == nil && status.Leader == status.Header.MemberId {
@@ -286,7 +284,7 @@ func (s *Server) Leader() *Member {
 	}
 }
 
-// Wipe takes the data away while the server is down.
+// Wipe deletes the data while the server is down.
 func (s *Server) Wipe() {
 	s.t.Helper()
 	for _, m := range s.Members {
@@ -326,7 +324,7 @@ func (s *Server) Restore() {
 	}
 }
 
-// Full raises or ends the alarm that a member raises when its quota is used up.
+// Full raises or clears the alarm that a member raises when its space quota is used up.
 func (s *Server) Full(full bool) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -363,7 +361,7 @@ func client(t testing.TB, endpoints ...string) *clientv3.Client {
 	return c
 }
 
-// Compact forgets all revisions up to now.
+// Compact compacts all revisions up to now.
 func (s *Server) Compact() {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)

@@ -30,19 +30,19 @@ type TLS struct {
 	CA string // file with the certificate that signed all others
 
 	dir     string
-	name    string // in the server's certificate, if it is not the address
+	name    string // name in the server's certificate, if it is not the address
 	ca      *x509.Certificate
 	caKey   *ecdsa.PrivateKey
 	serials int64
 }
 
-// StartTLS starts an empty etcd behind TLS that is gone after the test.
+// StartTLS starts an empty etcd that requires TLS and ends with the test.
 func StartTLS(t testing.TB) *TLS {
 	t.Helper()
 	return startTLS(t, "")
 }
 
-// StartTLSAs starts an etcd as StartTLS does, whose certificate has a name instead of the address.
+// StartTLSAs is like StartTLS, but etcd's certificate has a name instead of the address.
 func StartTLSAs(t testing.TB, name string) *TLS {
 	t.Helper()
 	return startTLS(t, name)
@@ -62,11 +62,11 @@ func startTLS(t testing.TB, name string) *TLS {
 	t.Cleanup(s.Down)
 	s.Up()
 	s.Endpoint, s.endpoints = m.Endpoint, []string{m.Endpoint}
-	m.args[3] = m.Endpoint // the same port at the next start
+	m.args[3] = m.Endpoint // use the same port at the next start
 	return s
 }
 
-// newAuthority makes a certificate that signs all that follow, in the file CA.
+// newAuthority creates a certificate authority in the file CA; it signs all later certificates.
 func (s *TLS) newAuthority() {
 	s.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -130,7 +130,7 @@ func (s *TLS) write(name, kind string, b []byte) string {
 	return path
 }
 
-// As returns a client of a user, closed after the test.
+// As returns a client of a user, which is closed after the test.
 func (s *TLS) As(user string) *clientv3.Client {
 	s.t.Helper()
 	pair, err := tls.LoadX509KeyPair(s.Files(user))

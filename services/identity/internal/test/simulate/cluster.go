@@ -25,15 +25,15 @@ import (
 
 const (
 	prefix     = "/sluice/v1/identity"
-	watchedEnd = prefix + "/ip0" // first key behind those that nodes watch
+	watchedEnd = prefix + "/ip0" // the first key after those that nodes watch
 	publishers = 20
-	perTxn     = 100 // keys of a transaction while the cluster is loaded
+	perTxn     = 100 // keys per transaction while the cluster is being loaded
 )
 
 // value is the value of an endpoint's key, with the time at which the node wrote it.
 type value struct {
 	registry.Addresses
-	Sent int64 `json:"sent"` // nanoseconds since 1970; nodes do not read it
+	Sent int64 `json:"sent"` // nanoseconds since 1970; nodes ignore it
 }
 
 // member is a node that only exists as keys. It belongs to one publisher.
@@ -53,9 +53,9 @@ type cluster struct {
 	members    []*member
 	clients    []*clientv3.Client
 
-	written atomic.Int64   // events of the members' keys
+	written atomic.Int64   // number of events of the members' keys
 	newest  atomic.Int64   // revision of the last write
-	sent    []atomic.Int64 // by member and slot: when it was written last, nanoseconds since 1970
+	sent    []atomic.Int64 // by member and slot: time of the last write, in nanoseconds since 1970
 
 	mu     sync.Mutex
 	others map[string]map[string]uint32 // guarded by mu; full node → prefix → identity
@@ -134,7 +134,7 @@ func (c *cluster) sentAt(a netip.Addr) (time.Time, bool) {
 // changes returns the number of events of members since begin.
 func (c *cluster) changes() int64 { return c.written.Load() }
 
-// begin starts counting changes.
+// begin starts to count changes from 0.
 func (c *cluster) begin() { c.written.Store(0) }
 
 // revision returns the revision of the members' last write.
@@ -161,7 +161,7 @@ func (c *cluster) wrote(revision int64, events int) {
 func text(v any) string {
 	out, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // none of the types here can fail
+		panic(err) // the types here always encode
 	}
 	return string(out)
 }
@@ -184,7 +184,7 @@ func (c *cluster) anyIdentity() identity.Numeric {
 	return c.identities[rand.IntN(len(c.identities))].Number
 }
 
-// name writes the identities of the cluster.
+// name writes the identities of the cluster to etcd.
 func (c *cluster) name(ctx context.Context) error {
 	var ops []clientv3.Op
 	for i, id := range c.identities {
@@ -199,7 +199,7 @@ func (c *cluster) name(ctx context.Context) error {
 	return nil
 }
 
-// each does something with the members of each publisher.
+// each calls do with the members of each publisher.
 func (c *cluster) each(ctx context.Context, do func(ctx context.Context, publisher int, m *member) error) error {
 	all, ctx := errgroup.WithContext(ctx)
 	for p := range publishers {
@@ -240,8 +240,8 @@ func (c *cluster) load(ctx context.Context) error {
 	})
 }
 
-// change writes changes for a time: endpoints that come, go and become others. It
-// returns how many there were when all of them are written.
+// change writes changes for a while: endpoints are added, removed and replaced. When all changes are written, it
+// returns their number.
 func (c *cluster) change(ctx context.Context, rate, together int, d time.Duration) (int64, error) {
 	before := c.changes()
 	queues := make([]chan struct{}, publishers)
@@ -265,7 +265,7 @@ func (c *cluster) change(ctx context.Context, rate, together int, d time.Duratio
 		case <-tick.C:
 		case <-ctx.Done():
 		}
-		queues[rand.IntN(publishers)] <- struct{}{} // it has capacity for all
+		queues[rand.IntN(publishers)] <- struct{}{} // the queue never blocks: it has capacity for all changes
 	}
 	for _, q := range queues {
 		close(q)
@@ -296,7 +296,7 @@ func (c *cluster) step(ctx context.Context, publisher, changes int) error {
 	return c.commit(ctx, publisher, ops, len(ops))
 }
 
-// forget lets a full node forget a member.
+// forget makes a full node forget a member.
 func (c *cluster) forget(ctx context.Context, by *node) error {
 	m := c.members[rand.IntN(len(c.members))]
 	for m.forgotten {
@@ -321,7 +321,7 @@ func (c *cluster) compact(ctx context.Context) error {
 	return err
 }
 
-// says records the endpoints that a full node publishes.
+// says records which endpoints a full node publishes.
 func (c *cluster) says(node string, mappings map[string]uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

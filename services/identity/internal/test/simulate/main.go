@@ -91,7 +91,7 @@ func run(args []string) int {
 	return 0
 }
 
-// load writes the cluster into an etcd of others.
+// load writes the cluster into an etcd that the simulation did not start.
 func load(ctx context.Context, o options) error {
 	c, err := newCluster(o.load, o.nodes, o.addresses, o.identities)
 	if err != nil {
@@ -104,7 +104,7 @@ func load(ctx context.Context, o options) error {
 	return c.load(ctx)
 }
 
-// patience is the timeout of each step of the simulation, also on a slow machine.
+// patience is the timeout of each step, long enough for a slow machine.
 const patience = 2 * time.Minute
 
 type simulation struct {
@@ -223,7 +223,7 @@ func (s *simulation) load(ctx context.Context, first *node, empty memory) error 
 	return nil
 }
 
-// join starts another full node and takes the time until it knows everything.
+// join starts another full node and measures the time until it has the complete state.
 func (s *simulation) join(ctx context.Context, name string, index int) error {
 	etcd := s.etcd.cpu()
 	began := time.Now()
@@ -319,7 +319,7 @@ func (s *simulation) forget(ctx context.Context) error {
 	return nil
 }
 
-// list lets each node list everything, spread over 30 s as in a storm.
+// list makes each node list all keys, spread over 30 s as after an outage.
 func (s *simulation) list(ctx context.Context) error {
 	const spread = 30 * time.Second
 	etcd := s.etcd.cpu()
@@ -334,9 +334,9 @@ func (s *simulation) list(ctx context.Context) error {
 	return nil
 }
 
-// compact kills a full node, changes things and starts the node again, once with
-// its history in etcd, and once after etcd has forgotten it: then it begins to
-// list at a random moment, as all nodes would.
+// compact kills a full node, changes the cluster and starts the node again. The first time, etcd still has the missed
+// revisions. The second time, etcd has compacted them: then the node waits for a random time before it lists all keys,
+// as all nodes would.
 func (s *simulation) compact(ctx context.Context) error {
 	n := s.full[0]
 	again := func(forget func(context.Context) error) (time.Duration, error) {
@@ -384,7 +384,7 @@ func (s *simulation) delivered(ctx context.Context) error {
 	return s.report.always("every change at every watch", s.watches.wait(ctx, s.cluster.changes()))
 }
 
-// equal compares the full nodes with what was written.
+// equal compares the state of the full nodes with the keys that were written.
 func (s *simulation) equal(ctx context.Context, when string) error {
 	var errs []error
 	for _, n := range s.full {

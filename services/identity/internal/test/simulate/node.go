@@ -26,7 +26,7 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// node is a full node: a process of sluice-identity, and what reads its watches.
+// node is a full node: a process of sluice-identity, and the readers of its watches.
 type node struct {
 	*process
 	name     string
@@ -69,7 +69,7 @@ func startNode(ctx context.Context, bin, dir, name string, index int, etcd strin
 	return n, nil
 }
 
-// again starts its process, after kill too.
+// again starts the node's process, for the first time or after kill.
 func (n *node) again(ctx context.Context) (err error) {
 	n.process, err = startProcess(filepath.Join(n.dir, "log"), n.command[0], n.command[1:]...)
 	if n.view != nil {
@@ -144,7 +144,7 @@ func (n *node) memory(ctx context.Context) (m memory, err error) {
 	return m, errors.New("the metrics have no go_memstats_heap_alloc_bytes")
 }
 
-// kept returns the memory once the node has written what it learned, which it gathers for 10 s and holds until then.
+// kept returns the memory use after the node has written the changes that it batches in memory for 10 s.
 func (n *node) kept(ctx context.Context) (m memory, err error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

@@ -19,7 +19,7 @@ import (
 // process is a child process.
 type process struct {
 	cmd   *exec.Cmd
-	ended chan struct{} // closed when it has
+	ended chan struct{} // closed when the process has ended
 }
 
 func startProcess(log string, name string, args ...string) (*process, error) {
@@ -40,13 +40,13 @@ func startProcess(log string, name string, args ...string) (*process, error) {
 
 func (p *process) reap() {
 	go func() {
-		_ = p.cmd.Wait() // its log says more
+		_ = p.cmd.Wait() // the process's log has the reason
 		close(p.ended)
 	}()
 }
 
 func (p *process) signal(s syscall.Signal) {
-	_ = p.cmd.Process.Signal(s) // it may have ended
+	_ = p.cmd.Process.Signal(s) // the process may have ended already
 	<-p.ended
 }
 
@@ -56,7 +56,7 @@ func (p *process) cpu() float64 {
 	if err != nil {
 		return 0
 	}
-	// After the name, which may have spaces: state is the first, utime the 12th.
+	// After the process's name, which may contain spaces, state is the first field and utime the 12th.
 	_, rest, _ := strings.Cut(string(content), ") ")
 	fields := strings.Fields(rest)
 	if len(fields) < 13 {
@@ -67,7 +67,7 @@ func (p *process) cpu() float64 {
 	return float64(user+system) / 100 // clock ticks, 100 a second wherever Linux runs
 }
 
-// resident returns the memory of the process in MiB, now and at most.
+// resident returns the resident memory of the process in MiB, and its maximum so far.
 func (p *process) resident() (now, peak float64) { return resident(p.cmd.Process.Pid) }
 
 func resident(pid int) (now, peak float64) {

@@ -36,7 +36,7 @@ func (r *report) note(what, format string, args ...any) {
 	r.add(what, "", fmt.Sprintf(format, args...), true)
 }
 
-// always reports what must be so each time, and returns err.
+// always reports a result that must be met each time, and returns err.
 func (r *report) always(what string, err error) error {
 	measured := "yes"
 	if err != nil {

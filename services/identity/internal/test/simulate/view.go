@@ -36,7 +36,7 @@ func newView(n *node, c *cluster) *view {
 	follow := func(watch func(context.Context) error) {
 		v.done.Go(func() {
 			for ctx.Err() == nil {
-				_ = watch(ctx) // it ended with the process, or the view
+				_ = watch(ctx) // the watch ends with the process, or with the view
 				_ = sleep(ctx, 10*time.Millisecond)
 			}
 		})
@@ -51,7 +51,7 @@ func (v *view) close() {
 	v.done.Wait()
 }
 
-// restarted records in the view that the node has a new process.
+// restarted records that the node has a new process.
 func (v *view) restarted() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -85,7 +85,7 @@ func (v *view) lags() []time.Duration {
 	return v.lag
 }
 
-// followCluster lists and follows; what was before is replaced when it is complete.
+// followCluster follows WatchCluster. When its listing is complete, the listing replaces the former content.
 func (v *view) followCluster(ctx context.Context) error {
 	stream, err := v.node.cluster.WatchCluster(ctx, &identityv1.WatchClusterRequest{})
 	if err != nil {

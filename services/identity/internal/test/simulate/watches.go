@@ -34,11 +34,11 @@ type watches struct {
 type follower struct {
 	conn   *grpc.ClientConn
 	events atomic.Int64 // of members' keys
-	sum    atomic.Int64 // of their revisions: that all had the same ones
+	sum    atomic.Int64 // sum of the revisions: equal sums show that all watches received the same changes
 	failed atomic.Pointer[error]
 
 	mu  sync.Mutex
-	lag []time.Duration // guarded by mu; of the first change of each answer
+	lag []time.Duration // guarded by mu; lag of the first change of each message
 }
 
 func newWatches(ctx context.Context, endpoint string, n int, revision int64) (*watches, error) {
@@ -128,7 +128,7 @@ func sentTime(e *mvccpb.Event) (time.Time, bool) {
 	return time.Unix(0, nanos), err == nil
 }
 
-// reset forgets the lags.
+// reset discards the measured lags.
 func (w *watches) reset() {
 	for _, f := range w.all {
 		f.mu.Lock()
@@ -146,7 +146,7 @@ func (w *watches) lags() (out []time.Duration) {
 	return out
 }
 
-// wait returns when every watch has had that many changes, and each the same ones.
+// wait returns when every watch has received that many changes, and all have received the same ones.
 func (w *watches) wait(ctx context.Context, changes int64) error {
 	want := changes
 	deadline := time.Now().Add(patience)
@@ -194,8 +194,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 // pageKeys is the number of keys in a page of a listing.
 const pageKeys = 5000
 
-// list lists everything over the connection of every watch, in pages, spread over a time. It returns the bytes of a
-// listing, and the time that the slowest took.
+// list lists all keys over the connection of every watch, in pages, spread over a time. It returns the size of a
+// listing in bytes, and the duration of the slowest one.
 func (w *watches) list(ctx context.Context, spread time.Duration) (size int64, slowest time.Duration, err error) {
 	pages, err := w.pages(ctx)
 	if err != nil {
@@ -249,8 +249,8 @@ func (w *watches) pages(ctx context.Context) (keys [][]byte, err error) {
 	}
 }
 
-// list reads all pages and counts their bytes, without a look into them: what a
-// node does with them is measured on the full ones.
+// list reads all pages and counts their bytes, without decoding them: the cost of decoding is measured on the full
+// nodes.
 func (f *follower) list(ctx context.Context, pages [][]byte) (size int64, err error) {
 	for i := range len(pages) - 1 {
 		var answer counted
@@ -265,7 +265,7 @@ func (f *follower) list(ctx context.Context, pages [][]byte) (size int64, err er
 	return size, nil
 }
 
-// counted is an answer of which only the size matters.
+// counted is an answer of which only the size is known.
 type counted int
 
 // counting is a codec that decodes a message into its size.

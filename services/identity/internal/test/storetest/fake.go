@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package storetest has a Store in memory for tests, and the suite that it
-// and every real Store pass.
+// Package storetest has a Store in memory for tests, and a test suite that this Store and every real Store must pass.
 package storetest
 
 import (
@@ -24,17 +23,17 @@ type Fake struct {
 	revision int64                                 // guarded by mu, like all below
 	byNumber map[identity.Numeric]fakeID           //
 	byText   map[string]fakeLabels                 //
-	refs     map[string]map[identity.Numeric]int64 // node → number → revision
+	refs     map[string]map[identity.Numeric]int64 // node → number → revision of the reference
 	rests    map[identity.Numeric]fakeQuarantine   //
 	sessions map[string]int                        // node → its session, 0 for none
-	serial   int                                   // of the last session
+	serial   int                                   // number of the last session
 	leader   string                                //
 	numbers  allocator.Numbers                     // published
-	denied   bool                                  // a role of before: numbers may not be published
-	log      []fakeEvent                           // what was not compacted
+	denied   bool                                  // the node's etcd role is an old one: it may not publish numbers
+	log      []fakeEvent                           // the changes that were not compacted
 	first    int64                                 // oldest revision that Follow can continue from
 	down     bool                                  //
-	cut      bool                                  // down, and without connections
+	cut      bool                                  // down, with its connections closed
 	changed  chan struct{}                         // closed at every change
 }
 
@@ -103,7 +102,7 @@ func (f *Fake) Expire(node string) {
 	f.notify()
 }
 
-// Compact forgets all changes up to now.
+// Compact discards all changes up to now.
 func (f *Fake) Compact() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,7 +147,7 @@ func (s *fakeStore) Join(ctx context.Context) (bool, error) {
 	if s.joined() {
 		return false, nil
 	}
-	// References of another process of this node stay for its lease.
+	// References of another process of this node stay until its lease ends.
 	s.serial++
 	s.session, s.sessions[s.node] = s.serial, s.serial
 	return true, nil
@@ -211,7 +210,7 @@ func (s *fakeStore) create(n identity.Numeric, l label.Canonical) allocator.Clai
 	return c
 }
 
-// rests reports whether the number rests after another label set.
+// restsFor reports whether the number is in quarantine after another label set.
 func (s *fakeStore) restsFor(n identity.Numeric, l label.Canonical) bool {
 	r, ok := s.rests[n]
 	return ok && r.text != l.Text() && time.Now().Before(r.ends)
@@ -307,7 +306,7 @@ func (s *fakeStore) References(ctx context.Context) ([]allocator.Reference, erro
 	return out, nil
 }
 
-// fakeCluster names the store.
+// fakeCluster is the cluster ID of the store.
 const fakeCluster = 0xfa4e
 
 func (s *fakeStore) Follow(ctx context.Context, sink func(allocator.Update)) error {

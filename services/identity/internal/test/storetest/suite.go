@@ -22,12 +22,12 @@ import (
 type Cluster interface {
 	Node(name string) allocator.Store // a new process of that node
 	Expire(node string)               // ends the node's session
-	Compact()                         // forgets the changes up to now
+	Compact()                         // discards the history up to now
 	Down()                            // answers nobody
-	Up()                              // answers again, with all it had
+	Up()                              // makes the cluster answer again, with all its data
 }
 
-// Labels makes a label set from "key=value" values.
+// Labels creates a label set with the label app.
 func Labels(t testing.TB, app string) label.Canonical {
 	t.Helper()
 	l, err := label.Canonicalize(label.Label{Source: "cni", Key: "app", Value: app})
@@ -70,8 +70,7 @@ func (s suite) unused(st allocator.Store) []allocator.Candidate {
 	return c
 }
 
-// Unused lists the identities that no node refers to, as a collector finds
-// them that has just started.
+// Unused lists the identities that no node refers to, like a collector that has just started.
 func Unused(ctx context.Context, st allocator.Store) ([]allocator.Candidate, error) {
 	once := func(f func(context.Context, context.CancelFunc) error) error {
 		ctx, cancel := context.WithCancel(ctx)
@@ -337,7 +336,7 @@ func restoreConflicts(s suite) {
 	first := s.claim(a, web, 0, 300)
 	s.claim(a, db, 0, 301)
 	last := s.claim(a, gone, 0, 302)
-	s.claim(a, web, 300, 0) // a later reference does not assign the number again
+	s.claim(a, web, 300, 0) // a later reference does not assign the number to another label set
 	if err := a.Release(s.ctx, allocator.Reference{Number: 302, Revision: last.Revision}); err != nil {
 		s.t.Fatal(err)
 	}
@@ -486,7 +485,7 @@ func publishes(s suite) {
 			return l.Revision == n.Revision && l.Used == used && l.Unlabelled == 1 && l.Tenants["tenant a"] == used
 		})
 	}
-	// A node that is not the collector, or no longer, publishes nothing.
+	// A node that is not, or no longer, the collector publishes nothing.
 	if err := b.PublishNumbers(s.ctx, allocator.Numbers{Used: 9}); err != nil {
 		s.t.Error(err)
 	}
@@ -507,7 +506,7 @@ type follower struct {
 	have     map[identity.Numeric]string
 	cluster  uint64
 	revision int64
-	back     bool // the revision went back, or the cluster changed
+	back     bool // the revision decreased, or the cluster changed
 	complete int
 	done     chan error
 	stop     context.CancelFunc

@@ -116,7 +116,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	keys.Resume(last.Keys) // after the allocator, which has published this node's endpoints
+	keys.Resume(last.Keys) // after the allocator has published this node's endpoints
 	if err := p.Metrics.Register(server.Collector{Allocator: alloc, Registry: reg, Listings: keys.Listings}); err != nil {
 		return err
 	}
@@ -214,8 +214,8 @@ func (m mappings) SetConfirmed(s confirmed.Summary) {
 }
 
 // spread returns the longest delay of a listing, for a number of other known nodes. Each listing of a large cluster
-// costs etcd a tenth of a second of processor time, and after an outage all nodes list. A node that knows no others
-// serves no data yet, and begins at once.
+// costs etcd a tenth of a second of processor time, and after an outage all nodes list at the same time. A node that
+// knows no other nodes cannot serve data yet, so its listing begins at once.
 func spread(nodes int) time.Duration {
 	return min(time.Duration(nodes)*time.Second/20, time.Minute)
 }

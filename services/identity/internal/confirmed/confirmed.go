@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package confirmed finds the revision of the store up to which every node with mappings has applied their removals.
-// Addresses removed up to that revision may be reused early. Without it, they wait until every node's stale mappings
-// have expired.
+// Package confirmed finds a revision of the store: every node that uses mappings has applied all removals of mappings
+// up to it. Addresses whose mappings were removed by then may be reused early. Without such a revision, an address
+// stays in quarantine until every node's stale mapping has expired.
 //
 // A node that needs a confirmation asks for a revision in its report. The collector reads all reports and publishes the
-// needed revision. Each node then reports the revision that it has applied, at a random time within an interval. The
-// collector publishes the lowest of these revisions. As long as no node needs a confirmation, no node writes reports.
+// requested revision. Each node then reports, at a random time within an interval, up to which revision it has applied
+// all removals. The collector publishes the lowest of these revisions. As long as no node needs a confirmation, no node
+// writes reports.
 package confirmed
 
 import (
@@ -36,14 +37,14 @@ type Summary struct {
 	Cluster uint64 `json:"cluster,string"`
 	// Revision up to which every node that may have mappings has confirmed the removals; 0: unknown.
 	Revision int64 `json:"revision"`
-	// Wanted: the revision that nodes must confirm; 0 means no request.
+	// Nodes must confirm the removals up to this revision; 0: none.
 	Wanted int64 `json:"wanted,omitempty"`
 }
 
 // Store stores the reports and the summary.
 type Store interface {
-	// Report replaces the report of this node, which is removed when the node's lease ends. It returns ErrDenied if
-	// the etcd role of the node lacks the grant.
+	// Report replaces the report of this node, which the store deletes when the node's lease ends. It returns ErrDenied
+	// if the etcd role of the node lacks the grant.
 	Report(ctx context.Context, r Report) error
 	// Publish replaces the summary if this node is the collector. It returns ErrDenied like Report.
 	Publish(ctx context.Context, s Summary) error
@@ -59,8 +60,8 @@ type Store interface {
 
 // Node gives an Exchange access to the state of this node.
 type Node interface {
-	// Applied returns the point up to which the node has applied all removals of mappings, and to which it does not
-	// return from an earlier state after a restart; zero: unknown.
+	// Applied returns the point up to which the node has applied all removals of mappings. After a restart, the node
+	// does not go back to a state before this point. Zero: unknown.
 	Applied() cluster.Point
 	// Wants returns the revision that all nodes should confirm; 0: none.
 	Wants() int64

@@ -47,7 +47,7 @@ func New(o Options) *Exchange {
 	return &Exchange{Options: o, leads: make(chan bool, 1)}
 }
 
-// spread returns the interval over which the reports of all nodes are distributed.
+// spread returns the interval over which all nodes spread their reports.
 func (e *Exchange) spread() time.Duration {
 	return max(e.Interval, time.Duration(e.Node.Nodes())*time.Second/50)
 }

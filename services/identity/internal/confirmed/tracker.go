@@ -79,7 +79,7 @@ func (t *Tracker) ReachNodes(at cluster.Point) {
 	defer t.mu.Unlock()
 	if t.listing != nil {
 		t.alive, t.listing = t.listing, nil
-		clear(t.gone) // when the tracker publishes a revision, these are older than rest
+		clear(t.gone) // none of these ended less than rest ago when the tracker publishes a revision
 		clear(t.has)
 		t.since = time.Now()
 		t.nodesAt = at
@@ -103,7 +103,7 @@ func (t *Tracker) Report(node string, r Report, revision int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if r.Revision > revision || r.Revision < 0 || r.Wants > revision || r.Wants < 0 {
-		delete(t.reports, node) // the report is about another history of the store
+		delete(t.reports, node) // the report refers to another history of the store
 		return
 	}
 	t.reports[node] = r
@@ -149,8 +149,7 @@ func (t *Tracker) Summary() Summary {
 	if t.since.IsZero() || now.Sub(t.since) < t.rest {
 		return s
 	}
-	// A node that got its lease later has also listed the store later, so it has no mappings that were removed
-	// before.
+	// A node that gets its lease later also lists the store later, so it never sees mappings that were removed before.
 	s.Revision = min(t.nodesAt.Revision, t.reported.Revision)
 	for node, incarnation := range t.alive {
 		s.Revision = min(s.Revision, t.has[machine{node, incarnation}])

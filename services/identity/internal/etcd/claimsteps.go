@@ -21,7 +21,7 @@ import (
 
 // Bounds of a transaction of several claims.
 const (
-	maxClaims = maxOps / 2 // etcd counts the nested operations on top
+	maxClaims = maxOps / 2 // etcd also counts the operations of nested transactions
 	// maxClaimText bounds the label sets of a transaction: each claim contains its own up to four times, and etcd
 	// accepts 1.5 MiB.
 	maxClaimText = 256 << 10
@@ -103,7 +103,7 @@ func (s *claimSteps) commitAll(all []*claim) {
 		for _, c := range all {
 			c.err = err
 		}
-	default: // one of them is refused, and has to answer for itself
+	default: // One of the claims fails, so each claim gets a transaction of its own.
 		for _, c := range all {
 			s.commitOne(c)
 		}

@@ -70,7 +70,7 @@ func (s *Collection) FollowReferences(ctx context.Context, sink func(allocator.R
 		node, number, ok := strings.Cut(strings.TrimPrefix(string(key), prefix), "/")
 		n, err := parseNumber(number)
 		if !ok || err != nil {
-			return // no reference to a number; the node that has it reports it
+			return // the key is not a valid reference; the node that wrote it logs that
 		}
 		u.Numbers[n] += by
 		u.Nodes[node] += by
@@ -188,8 +188,8 @@ func (s *Collection) Collect(ctx context.Context, unused []allocator.Candidate, 
 	return gone, nil
 }
 
-// maxText bounds the label sets that one transaction names, in bytes: etcd
-// refuses requests of more than 1.5 MiB.
+// maxText is the maximum size of the label sets in one transaction, in bytes: etcd refuses requests of more than 1.5
+// MiB.
 const maxText = 512 << 10
 
 // chunks divides a slice into pieces of at most n elements and maxText bytes.
@@ -249,8 +249,8 @@ type stray struct {
 	revision int64
 }
 
-// removeStrays deletes the keys of numbers without id/ and without references. They remain if keys were deleted by
-// hand, or if a node of layout 1 collected. It only deletes, which a full etcd allows.
+// removeStrays deletes the keys of numbers without id/ and without references. Such keys remain if an operator deleted
+// keys by hand, or if a node of layout 1 was the collector. It only deletes, which a full etcd allows.
 func (s *Collection) removeStrays(ctx context.Context, keys map[string]stray, referred map[identity.Numeric]int) error {
 	exists := map[identity.Numeric]bool{}
 	if _, err := s.session.List(ctx, s.ids.all(), true, func(kv *mvccpb.KeyValue) {

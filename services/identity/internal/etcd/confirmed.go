@@ -86,7 +86,7 @@ func (s *Confirmed) FollowSummary(ctx context.Context, sink func(confirmed.Summa
 			s.cfg.Log.Error("an unreadable summary of confirmations in etcd is ignored", "key", string(kv.Key), log.Err(err))
 			return
 		}
-		if sum.Revision <= kv.ModRevision { // else it is about another history of etcd
+		if sum.Revision <= kv.ModRevision { // otherwise the summary is about another history of etcd
 			last = sum
 		}
 	}

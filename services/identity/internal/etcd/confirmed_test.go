@@ -120,7 +120,7 @@ func TestAddressIsReusedOnceEveryNodeHasConfirmed(t *testing.T) {
 		c.applied()
 		return a.reg.WantsConfirmed() == 0
 	})
-	if r := check(true); !r.OK && !strings.Contains(r.Reason, "etcd has answered for less than") {
+	if r := check(true); !r.OK && !strings.Contains(r.Reason, "etcd has answered without interruption for less than") {
 		t.Errorf("after all have confirmed: %+v", r)
 	}
 	servicetest.Eventually(t, "the end of the request", func() bool { return summary().Wanted == 0 })

@@ -34,15 +34,15 @@ type Identities struct {
 
 // epoch is the key of the store's epoch as it was last read, and the zone of its numbers.
 type epoch struct {
-	kv   *mvccpb.KeyValue // nil: another etcd than sluice-store
+	kv   *mvccpb.KeyValue // nil: the store is another etcd than sluice-store
 	zone allocator.Zone
 }
 
 // Zone implements allocator.Store.
 func (s *Identities) Zone() allocator.Zone { return s.epoch.Load().zone }
 
-// unchanged returns the condition that the store has this epoch. It compares the value: each epoch of a store in
-// Kubernetes begins with an empty etcd, so the key may have the revision that it had in the former epoch.
+// unchanged returns the condition that the store has this epoch. It compares the value and not the revision: each epoch
+// of a store in Kubernetes begins with an empty etcd, so the key may have the same revision in two epochs.
 func (e *epoch) unchanged(key string) clientv3.Cmp {
 	if e.kv == nil {
 		return session.Unchanged(key, nil)
@@ -50,7 +50,7 @@ func (e *epoch) unchanged(key string) clientv3.Cmp {
 	return clientv3.Compare(clientv3.Value(key), "=", string(e.kv.Value))
 }
 
-// sees records the key of the epoch. It reports whether that is another one than a candidate was chosen for.
+// sees records the key of the epoch. It returns true if the epoch has changed since a candidate was chosen.
 func (s *Identities) sees(kvs []*mvccpb.KeyValue, chosen *epoch) bool {
 	e := &epoch{}
 	if len(kvs) > 0 {
@@ -170,7 +170,7 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 				clientv3.Compare(clientv3.CreateRevision(s.ids.id(candidate)), "=", 0),
 				clientv3.Compare(clientv3.CreateRevision(s.ids.quarantine(candidate)), "=", 0),
 			}
-			if candidate != known { // the known number of a set may be written again at any time
+			if candidate != known { // a known number may be written again at any time
 				first.when = append(first.when, chosen.unchanged(epochKey(s.cfg.Prefix)))
 				first.when = append(first.when, when...)
 			}
@@ -219,8 +219,8 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 		case n == 0, have.labels == nil && (have.id != nil && !have.is(l) || have.restsAfterAnother(l)):
 			return allocator.Claim{}, allocator.ErrOccupied
 		}
-		// The number is in quarantine after the same label set, which may have it again; or only one of id/ and labels/
-		// was deleted, and the other one still has the content.
+		// The number is in quarantine after the same label set, which may have it again; or only one of the keys id/
+		// and labels/ was deleted.
 		if c, ok, err := s.create(ctx, n, l, lease, have); err != nil || ok {
 			return c, err
 		}
@@ -303,7 +303,7 @@ func (s *Identities) Renew(ctx context.Context, ids []identity.Identity) ([]allo
 			return done, err
 		}
 		if !resp.Succeeded {
-			continue // one of them needs a closer look
+			continue // one identity differs: it has to be restored alone
 		}
 		for _, id := range some {
 			done = append(done, allocator.Claim{Number: id.Number, Revision: resp.Header.Revision})

@@ -47,10 +47,12 @@ func (k identityKeys) reference(n identity.Numeric) string { return k.references
 // writes it.
 func restoredKey(prefix string) string { return prefix + "/restored" }
 
-// allocateKey returns the key without which a store in Kubernetes allocates nothing new. Only the store writes it.
+// allocateKey returns a key that only the store writes. While it is missing, a store in Kubernetes allocates no new
+// numbers and ranges.
 func allocateKey(prefix string) string { return prefix + "/allocate" }
 
-// waiting are the conditions for new numbers and ranges, and the reads by which refused tells which one does not hold.
+// waiting returns the conditions under which new numbers and ranges may be allocated, and the reads from which refused
+// finds out which condition does not hold.
 func waiting(cfg session.Config) (when []clientv3.Cmp, reads []clientv3.Op) {
 	restored, allocate := restoredKey(cfg.Prefix), allocateKey(cfg.Prefix)
 	when = []clientv3.Cmp{session.Unchanged(restored, nil)}
@@ -60,7 +62,8 @@ func waiting(cfg session.Config) (when []clientv3.Cmp, reads []clientv3.Op) {
 	return when, []clientv3.Op{clientv3.OpGet(restored), clientv3.OpGet(allocate)}
 }
 
-// refused returns why nothing new is allocated, by the responses to the reads of waiting; nil if that is allowed.
+// refused returns why no new numbers and ranges are allocated, from the responses to the reads of waiting; nil if they
+// are.
 func refused(cfg session.Config, reads []*etcdserverpb.ResponseOp) error {
 	s := cfg.Client.Store
 	switch {

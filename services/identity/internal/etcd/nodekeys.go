@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// Most that a record or an endpoint in etcd may have; more is not read.
+// Maximum sizes of the content of a record or an endpoint in etcd; larger ones are refused.
 const (
 	maxRanges    = 64
 	maxAddresses = 16
@@ -171,7 +171,7 @@ func (d nodeDecoder) update(u *registry.Update, kv *mvccpb.KeyValue, removed boo
 		d.rest(u, node, rest, kv, removed)
 		return
 	case kind != "node" && (!isEndpoint || endpoint == ""):
-		return // of a later version
+		return // written by a later version
 	case removed:
 	case isEndpoint:
 		var a registry.Addresses

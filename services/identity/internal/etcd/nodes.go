@@ -32,9 +32,9 @@ type Nodes struct {
 	cfg     session.Config // of the session
 	keys    nodeKeys
 	decoder nodeDecoder
-	// followed is the history of the updates that readers have; Watch sets it.
+	// followed is the history of etcd to which the updates belong that readers have received; Watch sets it.
 	followed atomicHistory
-	own      ownKeys // used by one call of Register, Own or ClaimRange at a time
+	own      ownKeys // only one call of Register, Own or ClaimRange uses it at a time
 }
 
 // NewNodes returns the Nodes below the prefix of a session.
@@ -116,7 +116,7 @@ func (s *Nodes) Register(ctx context.Context, statement registry.Statement) (reg
 			}
 			return registry.Written{Record: b.rec, Revision: resp.Header.Revision, Refused: b.refused}, nil
 		}
-		// Another node changed the keys that were read, or this node lost its name.
+		// Another node changed the keys after they were read, or this node lost its name.
 		if err := s.session.Ping(ctx); err != nil {
 			return registry.Written{}, err
 		}
@@ -166,19 +166,19 @@ func (s *Nodes) registration(ctx context.Context, statement registry.Statement) 
 // claiming builds the transaction of a registration.
 type claiming struct {
 	s         *Nodes
-	rec       registry.Record // with the ranges that the node gets
-	ipam      *registry.IPAM  // of the node; nil: unknown
-	before    []netip.Prefix  // ranges of the record that etcd has
+	rec       registry.Record // the node's record, with the ranges that it gets
+	ipam      *registry.IPAM  // settings of this node's ipam; nil: unknown
+	before    []netip.Prefix  // the ranges in the record that etcd has now
 	cluster   registry.Ranges
 	differs   string                         // why the node gets no further range; "": it may
-	slots     map[registry.Slot]netip.Prefix // of the node after the transaction
+	slots     map[registry.Slot]netip.Prefix // the node's slots after the transaction
 	unchanged []clientv3.Cmp
 	ops       []clientv3.Op
 	refused   []registry.Refusal
 }
 
 // mine reports whether the node already has a range. No other node can write the record and slots of this node, unless
-// it took the range over from this node while it was silent.
+// that node took over the range while this node was silent.
 func (b *claiming) mine(p netip.Prefix) bool {
 	had, _ := b.cluster.Mine(p)
 	return had || slices.Contains(b.before, p)
@@ -195,7 +195,7 @@ func (b *claiming) claim(ctx context.Context) error {
 	if len(keys) == 0 {
 		return nil
 	}
-	seen, err := s.seen(b.cluster) // before etcd is read
+	seen, err := s.seen(b.cluster) // read before etcd is read
 	if err != nil {
 		return err
 	}
@@ -264,16 +264,16 @@ func (b *claiming) mayHave(ctx context.Context, p netip.Prefix, holder rangeHold
 	case mine, have == nil, holder.Node == b.s.cfg.Node, b.cluster.Assigned(p):
 		return "", nil, nil
 	case holder.Quarantine && b.ipam != nil && b.ipam.Mode == registry.IPAMKubernetes:
-		return "", nil, nil // Kubernetes has given the range to this node; it does not wait.
+		return "", nil, nil // Kubernetes has given the range to this node, so the quarantine does not apply.
 	case holder.Quarantine && (news || b.cluster.Resting(p, holder.Node)):
 		return "", &registry.Refusal{
 			Range: p, Holder: holder.Node,
 			Reason: "node " + holder.Node + " had it until a short time ago, and it is in quarantine",
 		}, nil
 	case holder.Quarantine, !news:
-		return "", nil, nil // no record has it: a node wrote only this key
+		return "", nil, nil // No record has the range: a node wrote only this key.
 	default:
-		other, held = holder.Node, p // claimed so recently that this node has not heard of it
+		other, held = holder.Node, p // The range was claimed so recently that this node has not received it yet.
 	}
 	alive, err := b.s.session.Alive(ctx, other)
 	if err != nil {
@@ -307,7 +307,7 @@ func (b *claiming) takeOver(ctx context.Context, losers map[string][]netip.Prefi
 		}
 		rec, err := b.s.decoder.record(have[0])
 		if err != nil {
-			continue // it counts for nothing
+			continue // an unreadable claim has no effect
 		}
 		for _, p := range rec.Ranges {
 			if overlaps(p) && !slices.Contains(lost, p) {
@@ -362,7 +362,7 @@ func (b *claiming) writeSlots() {
 		}
 		slot, ok := freeSlot(p.Addr().Is6(), used)
 		if !ok {
-			continue // it is not valid, and the node sees that as all others do
+			continue // The range is not valid; this node sees that like all others.
 		}
 		used[slot], place[p] = true, slot
 		_, former := b.cluster.Mine(p)

@@ -5,14 +5,14 @@ package etcd
 
 import "github.com/sluice-net/sluice/services/identity/internal/cluster"
 
-// position is the revision up to which the readers of Follow have the cluster's keys, and from which its first call
-// continues. The position of a copy on the disk also has a witness and a deletion: without them, an etcd that was
-// emptied or restored and has reached the same revision again could be mistaken for the former one. Once Follow runs,
-// only Follow uses the position.
+// position is the revision up to which the readers of Follow have the cluster's keys; the first call of Follow
+// continues from it. For a copy on the disk, it also has a witness and a deletion. By these, Follow recognises an etcd
+// that was emptied or restored and has since reached the same revision again. Once Follow runs, only Follow uses the
+// position.
 type position struct {
-	at       cluster.Point   // the readers have everything up to it
-	from     cluster.Point   // where the next call continues; zero: it lists
-	witness  cluster.Key     // the key of the copy that was written last
+	at       cluster.Point   // the readers have all changes up to this point
+	from     cluster.Point   // point from which the next call continues; zero: it lists all keys
+	witness  cluster.Key     // the key in the copy that was written last
 	gone     cluster.Removed // the newest deletion that the former process received
 	settings bool            // the copy has the settings of ranges; an earlier version did not save them
 }

@@ -155,7 +155,7 @@ func (s *Nodes) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 	most := c.IPAM.MaxBlocks
 	if s.own.ipam != nil {
 		if theirs, err := readSettings(s.own.ipam); err == nil {
-			most = theirs.MaxBlocks // beyond them no other node accepts a claim
+			most = theirs.MaxBlocks // other nodes accept no claims beyond the cluster's limit
 		}
 	}
 	slot, ok := freeSlot(c.IPv6, used)
@@ -164,7 +164,7 @@ func (s *Nodes) ClaimRange(ctx context.Context, c registry.RangeClaim) (p netip.
 	}
 	b := &blockClaim{s: s, RangeClaim: c, slot: slot}
 	for range maxRaces {
-		seen, err := s.seen(c.Cluster) // before etcd is read
+		seen, err := s.seen(c.Cluster) // read before etcd is read
 		if err != nil {
 			return p, 0, err
 		}
@@ -268,7 +268,7 @@ func (b *blockClaim) candidates(ctx context.Context, seen int64) (blocks []netip
 				break
 			}
 		}
-		return blocks, nil // perhaps none in a small, well used pool: then all ranges are listed
+		return blocks, nil // In a small pool with few free blocks, there may be none: then all ranges are listed.
 	}
 	// Each skipped block has a key, or overlaps another node's range.
 	full := &registry.FullError{IPAM: b.IPAM, IPv6: b.IPv6, Blocks: n}
@@ -305,7 +305,7 @@ func (b *blockClaim) candidates(ctx context.Context, seen int64) (blocks []netip
 		case news[p]:
 			full.Held++
 		default:
-			stray = append(stray, p) // no node has it: a node wrote only this key
+			stray = append(stray, p) // No record has the block: a node wrote only this key.
 		}
 	}
 	for _, some := range [][]netip.Prefix{stray, own} {

@@ -59,7 +59,7 @@ func (w *Watch) Listings() uint64 { return w.listings.Load() }
 // continues from there. It must be called before Follow.
 func (w *Watch) Resume(k cluster.Keys) {
 	if k.Of != w.nodes.keys.all() {
-		return // nothing was kept, or of another cluster's place in etcd
+		return // no keys were saved, or the keys of another prefix
 	}
 	w.position = positionOf(k, w.nodes.keys.ipam())
 	u := registry.Update{Complete: true, Cluster: k.At.Cluster, Revision: k.At.Revision}
@@ -78,7 +78,7 @@ type following struct {
 	sink    func(allocator.Update)
 	u       allocator.Update
 	nodes   registry.Update
-	keys    []cluster.Key  // of a listing: the keys of nodes
+	keys    []cluster.Key  // the keys of nodes in the listing
 	changed cluster.Change // changes of these keys in the present answer
 
 	of, now <-chan struct{} // closed when the history that the sinks have, or the history of the listing, ends
@@ -213,7 +213,7 @@ func (f *following) update(events []*clientv3.Event) {
 		}
 		n, err := parseNumber(strings.TrimPrefix(string(e.Kv.Key), f.w.ids.all()))
 		if err != nil {
-			continue // it was reported when it was put
+			continue // the key was already reported when it was written
 		}
 		f.u.Deletes = append(f.u.Deletes, allocator.Deletion{Number: n, Revision: e.Kv.ModRevision})
 	}

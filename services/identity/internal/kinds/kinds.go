@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package kinds publishes the kinds of policy that the API server has: one process of the cluster looks them up for
-// all.
+// Package kinds publishes which kinds of policy the API server serves. One process of the cluster looks them up for all
+// nodes.
 package kinds
 
 import (
@@ -27,7 +27,7 @@ const retry = 2 * time.Second
 
 // State has the kinds that were published last.
 type State struct {
-	Published bool     // some process published once
+	Published bool     // a process has published the kinds at least once
 	Kinds     []string // group/version/resource, sorted
 }
 
@@ -45,7 +45,7 @@ type Store interface {
 	FollowKinds(ctx context.Context, sink func(State)) error
 }
 
-// Board has the state that the store had last.
+// Board holds the state that was last read from the store.
 type Board struct {
 	store Store
 	log   *slog.Logger
@@ -70,7 +70,7 @@ func (b *Board) Run(ctx context.Context) error {
 		}
 		if err != nil && err.Error() != failure {
 			failure = err.Error()
-			b.log.Info("cannot read which kinds of policy the API server has, trying again", log.Err(err))
+			b.log.Info("cannot read which kinds of policy the API server serves; retrying", log.Err(err))
 		}
 		select {
 		case <-time.After(retry + rand.N(retry)):

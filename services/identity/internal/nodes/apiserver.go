@@ -77,7 +77,7 @@ func (f *APIServers) apply(ctx context.Context) error {
 	numbers := map[netip.Addr]identity.Numeric{}
 	for _, a := range all {
 		if !a.IsValid() || a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() {
-			continue // no address by which a pod reaches it
+			continue // a pod cannot reach an API server at such an address
 		}
 		holder, labels := allocator.ReferenceHolder("sluice.io/kube-apiserver/ipv4"), worldAPI4
 		if a.Is6() {

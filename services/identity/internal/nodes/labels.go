@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/registry"
 )
 
-// rest is the time for which the number of an unused label set is kept: after that time, readers have the number that
+// rest is how long the number of an unused label set is kept: by then, all readers have received the number that
 // replaced it.
 const rest = time.Minute
 
@@ -34,7 +34,7 @@ type Labels struct {
 	log       *slog.Logger
 
 	sets     map[registry.NodeSet]held // by the last apply
-	unused   map[string]time.Time      // references that hold a number for no node → since when
+	unused   map[string]time.Time      // references whose number no node uses any more → since when
 	problems map[string]bool           // that were logged
 }
 

@@ -119,7 +119,7 @@ func (s *Set) Problem() error {
 		return errListing
 	}
 	var all []error
-	said := map[string]bool{} // each kind reports a restore
+	said := map[string]bool{} // report each reason once, although every kind may have it
 	for _, kind := range slices.Sorted(maps.Keys(s.failures)) {
 		if err := s.failures[kind]; !said[err.Error()] {
 			said[err.Error()] = true

@@ -124,7 +124,7 @@ func (t *turns) take(all []want) (now []want, next time.Time) {
 			}
 			t.use(w)
 			now = append(now, w)
-			waiting[tenant] = slices.Concat(of[k+1:]) // earlier ones wait for their own rate
+			waiting[tenant] = slices.Concat(of[k+1:]) // the earlier ones wait for their own rate
 			taken = true
 			break
 		}

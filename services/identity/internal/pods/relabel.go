@@ -193,7 +193,7 @@ func (r *Relabeler) Run(ctx context.Context) error {
 		case <-store:
 		case <-again:
 		case <-r.admits:
-			continue // without the pause: it waited already
+			continue // without the pause, because this change has already waited
 		case <-ctx.Done():
 			return nil
 		}
@@ -254,7 +254,8 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 		differ[holder], endpoints[holder], sets[holder] = w, e, l
 		switch {
 		case e.Former != 0:
-			// The datapath comes first; there is no number that could be given up.
+			// The datapath must confirm the last move first: until then the endpoint holds two numbers, and none can be
+			// released.
 		case l.Isolated != nil:
 			moves = append(moves, move{want: want{holder: holder, labels: l}, to: l.Set})
 		case now.Before(w.again):
@@ -279,7 +280,7 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 	r.waiting = differ
 	for _, w := range wants {
 		d := differ[w.holder]
-		d.err = errRate // unless its turn has come
+		d.err = errRate // until the endpoint's turn comes
 		differ[w.holder] = d
 	}
 	allowed, later := r.turns.take(wants)
@@ -294,7 +295,7 @@ func (r *Relabeler) compare(ctx context.Context) (next time.Time) {
 	}
 	r.hold(sets, endpoints)
 	r.carryOut(ctx, moves, soonest)
-	r.hold(sets, endpoints) // with the moves that failed
+	r.hold(sets, endpoints) // including the moves that failed
 	r.isolate(ctx, endpoints, soonest)
 	for _, holder := range slices.Sorted(maps.Keys(r.waiting)) {
 		switch w := r.waiting[holder]; {
@@ -326,7 +327,7 @@ func (r *Relabeler) carryOut(ctx context.Context, moves []move, soonest func(tim
 			return nil
 		})
 	}
-	_ = group.Wait() // the errors are in errs
+	_ = group.Wait() // the errors of the moves are in errs
 	moved := 0
 	for i, m := range moves {
 		switch err := errs[i]; {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package refusals has the form in which nodes report the policies that they do not
-// enforce as written.
+// Package refusals defines how nodes report the policies that they do not enforce as written.
 package refusals
 
 import (
@@ -27,7 +26,7 @@ type Refusal struct {
 // Report is the report of one node. The zero value removes it.
 type Report struct {
 	Refusals []Refusal `json:"refusals,omitempty"`
-	Omitted  uint32    `json:"omitted,omitempty"` // how many more there are
+	Omitted  uint32    `json:"omitted,omitempty"` // number of further refusals that the report omits
 	// OmittedReasons counts the omitted policies by reason code. Earlier versions ignore it.
 	OmittedReasons map[string]uint32 `json:"omittedReasons,omitempty"`
 	// Corrupt means that the store has a report of the node that cannot be decoded.
@@ -39,7 +38,7 @@ func (r Report) Empty() bool { return len(r.Refusals) == 0 && r.Omitted == 0 }
 
 // Sink takes the reports of all nodes.
 type Sink struct {
-	Begin    func()                      // everything is sent again
+	Begin    func()                      // all reports are about to be sent again
 	Node     func(node string, r Report) // a report; empty: it was removed
 	Complete func()                      // each node's report was sent since Begin
 }

@@ -133,7 +133,7 @@ func (v *view) assign(u Update, changed map[*nodeView]struct{}) {
 	if complete := u.Assigned || v.assigned.complete && !u.Unassigned; complete != v.assigned.complete {
 		v.assigned.complete = complete
 		for _, n := range v.nodes {
-			changed[n] = struct{}{} // which may have no assignment
+			changed[n] = struct{}{} // the other node may have no assignment
 		}
 	}
 	var moved []netip.Prefix
@@ -402,7 +402,7 @@ func (v *view) excess(c claim) error {
 	s, known := v.settingsAt(c.age)
 	mode := s.Mode
 	if !known {
-		mode = v.ipam.Settings.Mode // the claim may be older because no node had registered yet
+		mode = v.ipam.Settings.Mode // the claim may be older than the first registered settings
 	}
 	if assigns(mode) || assigns(v.ipam.Settings.Mode) {
 		own, has := v.assigned.of[c.node.name]

@@ -9,10 +9,10 @@ import (
 	"github.com/sluice-net/sluice/services/identity/internal/cluster"
 )
 
-// current is a time at which a reader had all changes that the store had then.
+// current is a time at which a reader had all changes in the store.
 type current struct {
-	at       time.Duration // by BootTime; 0: never
-	revision int64         // that the store had
+	at       time.Duration // time by BootTime; 0: never
+	revision int64         // the store's revision at that time
 }
 
 // NoteApplied records the point up to which the datapath of this node has applied nodes and mappings. It returns how
@@ -48,9 +48,9 @@ func (r *Registry) Applied() cluster.Point {
 	at := r.view.at
 	switch u := r.registration.Underlay; {
 	case len(r.view.held) > 0 || len(r.view.touched) > 0:
-		return cluster.Point{Cluster: at.Cluster} // readers do not have everything yet
+		return cluster.Point{Cluster: at.Cluster} // the readers have not received all changes yet
 	case u == nil || u.Mode == ModeUnset:
-		return at // no packets travel to other nodes
+		return at // no packets travel to other nodes, so the kernel has no mappings
 	case r.applied.Cluster != at.Cluster || r.applied.Revision <= r.lagged:
 		return cluster.Point{Cluster: at.Cluster}
 	}

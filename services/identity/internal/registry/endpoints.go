@@ -18,14 +18,14 @@ type endpoint struct {
 	addresses   []netip.Addr // sorted
 	incarnation string       // the endpoints of a node share the string
 	identity    identity.Numeric
-	revision    int64 // of the last write
+	revision    int64 // revision of the last write
 }
 
 // endpoints are the endpoints of one node.
 type endpoints struct {
 	byName map[string]*endpoint
-	at     map[netip.Addr]*endpoint   // one that has the address
-	also   map[netip.Addr][]*endpoint // further endpoints of an address, nearly always none
+	at     map[netip.Addr]*endpoint   // one of the endpoints that have the address
+	also   map[netip.Addr][]*endpoint // further endpoints with the address, nearly always none
 	total  int                        // addresses of all
 }
 

@@ -15,14 +15,14 @@ import (
 // Mapping is the identity of an address: written by a node, or derived from the records of nodes.
 type Mapping struct {
 	Address  netip.Addr
-	Node     string // that wrote it; "" for an API server outside the nodes
+	Node     string // node that wrote the mapping; "" for an API server outside of all nodes
 	Identity identity.Numeric
 	Reason   string // why the mapping is not valid; "" if it is
 }
 
 // Found describes a known address.
 type Found struct {
-	Mapping   Mapping // the valid one; zero if there is none
+	Mapping   Mapping // the valid mapping; zero if there is none
 	Range     netip.Prefix
 	RangeNode string
 	Refused   []Mapping

@@ -104,7 +104,8 @@ func (c claim) compare(d claim) int {
 }
 
 // beats reports whether a claim precedes a claim that is older in this store, because its node had the range in the
-// former store. A node without the range in the former store did not know the other node's claim.
+// former store. If a node claims a range that it did not have in the former store, it did not know the former node's
+// claim.
 func (c claim) beats(d claim, former uint64) bool {
 	switch {
 	case former == 0 || c.former == nil || c.former.Cluster != former:
@@ -115,8 +116,8 @@ func (c claim) beats(d claim, former uint64) bool {
 	return c.former.Revision < d.former.Revision
 }
 
-// formerOf returns the store from which this one was rebuilt: the one that the claims of more than half of the nodes
-// refer to. A single node therefore cannot make its claims older.
+// formerOf returns the store from which this one was rebuilt: the store that the claims of more than half of the nodes
+// name as their former one. So a single node cannot make its claims older by naming another store.
 func formerOf(all []claim) uint64 {
 	nodes, named := map[*nodeView]struct{}{}, map[uint64]map[*nodeView]struct{}{}
 	for _, c := range all {
@@ -169,7 +170,7 @@ func (v *view) claims(n *nodeView) (all []claim) {
 	}
 	slices.SortFunc(all, claim.compare)
 	seen := make(map[netip.Prefix]struct{}, len(all))
-	return slices.DeleteFunc(all, func(c claim) bool { // one range in two slots
+	return slices.DeleteFunc(all, func(c claim) bool { // the node has one range in two slots
 		_, again := seen[c.prefix]
 		seen[c.prefix] = struct{}{}
 		return again
@@ -229,7 +230,7 @@ func (v *view) rangesChanged(changed []*nodeView) {
 			for _, p := range n.ranges {
 				v.withdraw(p)
 			}
-			n.ranges, n.refused = nil, nil // it may be there twice
+			n.ranges, n.refused = nil, nil // the node may be in the list twice
 		}
 	}
 	for _, n := range changed {
@@ -275,8 +276,8 @@ func overlapping(all []claim) bool {
 	return false
 }
 
-// resolve decides which ranges are valid. Of overlapping claims of different nodes, the earliest claim wins, even if
-// its node registered later. After the store was rebuilt, each range stays with its former node.
+// resolve decides which ranges are valid. If claims of different nodes overlap, the earliest claim is valid, even if
+// its node registered later. After the store was rebuilt, each range stays with the node that had it before.
 func (v *view) resolve() {
 	before := map[*nodeView]*nodeView{}
 	var all []claim
@@ -350,7 +351,7 @@ func (r *resolution) decide(c claim) {
 	}
 	for _, d := range rivals {
 		if d.node == c.node {
-			continue // a node may have a range inside another one of its own
+			continue // a node may have a range inside another range of its own
 		}
 		r.remove(d)
 		r.refuse(d, Refusal{

@@ -76,7 +76,7 @@ func (r *Registry) savePins(pins []Pin) {
 	}
 	if err := r.records.SavePins(pins); err != nil {
 		r.cfg.Log.Error("the ranges that nodes had before etcd was rebuilt were not written; "+
-			"a restart would go by the claims in etcd alone", log.Err(err))
+			"after a restart, only the claims in etcd decide", log.Err(err))
 		return
 	}
 	r.mu.Lock()

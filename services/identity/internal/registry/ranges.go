@@ -61,10 +61,10 @@ const (
 // IPAM contains the settings of ranges that all nodes of a cluster agree on.
 type IPAM struct {
 	Mode      IPAMMode       `json:"mode"`
-	Pool      []netip.Prefix `json:"pool,omitempty"`      // that blocks are taken from; sorted
+	Pool      []netip.Prefix `json:"pool,omitempty"`      // sorted; the prefixes that blocks are taken from
 	IPv4Block int            `json:"ipv4Block,omitempty"` // prefix length of IPv4 blocks
 	IPv6Block int            `json:"ipv6Block,omitempty"` // of IPv6 blocks
-	MaxBlocks int            `json:"maxBlocks,omitempty"` // of a family that a node may have
+	MaxBlocks int            `json:"maxBlocks,omitempty"` // maximum number of blocks of a family that a node may have
 	// Former are settings that the cluster had before; they are not compared.
 	Former []FormerIPAM `json:"former,omitempty"`
 }
@@ -198,7 +198,7 @@ type FullError struct {
 	IPv6    bool
 	Blocks  uint64 // of the family
 	Held    int    // that nodes have
-	Resting int    // that no node has, and this one cannot have yet
+	Resting int    // blocks that no node has, but that are in quarantine for other nodes
 }
 
 func (e *FullError) Error() string {
@@ -222,7 +222,7 @@ func (e *FullError) Unwrap() error { return ErrNoFreeRange }
 
 // RangeClaim is a request for a block.
 type RangeClaim struct {
-	Record   Record // of this node, as it is in the store
+	Record   Record // the record of this node, as it is in the store
 	Revision int64  // of that record
 	IPAM     IPAM
 	IPv6     bool
@@ -350,7 +350,7 @@ func (r *Registry) registered(ctx context.Context) (Record, int64, error) {
 	return r.record, r.revision, nil
 }
 
-// said registers the settings of a claim. If the claim precedes any registration, it also registers the known ranges.
+// said registers the settings of a claim. If the node is not registered yet, it also registers the known ranges.
 func (r *Registry) said(ctx context.Context, settings IPAM, known []netip.Prefix) error {
 	r.mu.Lock()
 	var ranges *[]netip.Prefix
@@ -457,7 +457,7 @@ func (r *Registry) forgetRange(p netip.Prefix) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.registration, r.revision = next, 0
-	r.kick() // if the caller does not come to write it, Run does
+	r.kick() // if the caller does not write the record, Run does
 	return nil
 }
 

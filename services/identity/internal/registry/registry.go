@@ -64,11 +64,11 @@ const (
 
 // Underlay describes where and how a node is reached.
 type Underlay struct {
-	Addresses  []netip.Addr `json:"addresses,omitempty"` // for other nodes; the preferred of a family first
-	Overlay    []netip.Addr `json:"overlay,omitempty"`   // of the node itself inside its ranges
+	Addresses  []netip.Addr `json:"addresses,omitempty"` // where other nodes reach it; the preferred of a family first
+	Overlay    []netip.Addr `json:"overlay,omitempty"`   // the node's own addresses inside its ranges
 	Mode       RoutingMode  `json:"mode,omitempty"`
 	TunnelPort uint16       `json:"tunnelPort,omitempty"` // 0: none
-	MTU        uint32       `json:"mtu,omitempty"`        // of a pod's packets, bytes; 0: not known
+	MTU        uint32       `json:"mtu,omitempty"`        // MTU of pods in bytes; 0: unknown
 }
 
 func (u Underlay) equal(v Underlay) bool {
@@ -95,7 +95,7 @@ func (r Record) equal(s Record) bool {
 type Addresses struct {
 	Addresses   []netip.Addr     `json:"addresses"`
 	Identity    identity.Numeric `json:"identity"`
-	Incarnation string           `json:"incarnation"` // of the node that wrote it
+	Incarnation string           `json:"incarnation"` // incarnation of the node that wrote them
 }
 
 func (a Addresses) equal(b Addresses) bool {
@@ -105,7 +105,7 @@ func (a Addresses) equal(b Addresses) bool {
 // Refusal is a range that a node claims but does not have.
 type Refusal struct {
 	Range  netip.Prefix
-	Holder string // node that has it, or addresses of it
+	Holder string // node that has the range, or addresses in it
 	Reason string // for people
 	// Kept means that the node keeps the range with all endpoints in it, but allocates no new addresses from it.
 	Kept bool
@@ -119,7 +119,7 @@ type Refusal struct {
 // Node is a node of the cluster, with its valid ranges.
 type Node struct {
 	Name    string
-	Record  Record // with the valid ranges
+	Record  Record // with only the valid ranges
 	Refused []Refusal
 }
 
@@ -136,8 +136,8 @@ type Key struct {
 
 // Item is the value of a Key. It is small, because there is one for each address in the cluster.
 type Item struct {
-	Node     *Node            // for a node; shared, must not be changed
-	On       string           // for a mapping: the node that it is on; "" for none
+	Node     *Node            // of a node; shared, must not be changed
+	On       string           // of a mapping: the node that has the address; "": none
 	Identity identity.Numeric // for a mapping
 }
 
@@ -154,8 +154,8 @@ type Publisher interface {
 	Upsert(Key, Item) uint64
 	Delete(Key) bool
 	Get(Key) (Item, bool)
-	Keys() []Key                          // of all that were upserted and not deleted
-	Reach(cluster uint64, revision int64) // everything up to a revision of the store was passed on
+	Keys() []Key                          // returns the keys of all items that were upserted and not deleted
+	Reach(cluster uint64, revision int64) // called when everything up to a revision of the store was passed on
 	Loaded()                              // keys that were not upserted do not exist
 }
 
@@ -171,7 +171,7 @@ type NodeKey struct {
 // Claim is a range that a node claims.
 type Claim struct {
 	Range  netip.Prefix `json:"range"`
-	Former *Former      `json:"former,omitempty"` // nil: the node did not have it in an earlier store
+	Former *Former      `json:"former,omitempty"` // nil: the node did not have it in the former store
 }
 
 // Former identifies the write of a node's claim of a range, in the store before it was rebuilt.
@@ -212,7 +212,7 @@ type ClaimKey struct {
 	Node     string
 	Slot     Slot
 	Claim    Claim
-	Revision int64 // of the write of the slot: the age of the claim
+	Revision int64 // revision at which the slot was written: the age of the claim
 }
 
 // IPAMKey holds the settings of ipam in the store.
@@ -230,9 +230,9 @@ type RestKey struct {
 // AddressesKey holds the addresses of an endpoint in the store.
 type AddressesKey struct {
 	Node     string
-	Endpoint string // its key below the node
+	Endpoint string // name of its key below the node's
 	Value    Addresses
-	Revision int64 // of the last write
+	Revision int64 // revision of the last write
 }
 
 // Removal is a deleted key: of an endpoint, a slot, a range in quarantine or an assignment if the field is set,
@@ -305,7 +305,7 @@ type Ranges interface {
 // Written is the result of Register.
 type Written struct {
 	Record   Record // with the ranges that the node got
-	Revision int64  // of the record, for Publish
+	Revision int64  // revision of the record, for Publish
 	Refused  []Refusal
 }
 
@@ -397,14 +397,14 @@ type Config struct {
 	Node        string
 	Incarnation string
 	Version     string
-	Timeout     time.Duration // of one request to the store
-	Pause       time.Duration // between two writes: changes in between go into the second
+	Timeout     time.Duration // timeout of one request to the store
+	Pause       time.Duration // pause between two writes: changes in between go into the second one
 	// Gather is the time that the first endpoint waits for others. The ADD of that endpoint also ends on this node
 	// before etcd and every other node process the endpoint.
 	Gather      time.Duration
 	RetryMin    time.Duration // first pause after the store failed; doubles
 	RetryMax    time.Duration // longest pause
-	RetryRanges time.Duration // between two claims of ranges that others have
+	RetryRanges time.Duration // pause between two attempts to claim ranges that other nodes have
 	// HoldLosses is the time for which entries stay in effect after a listing that lacks more than half of the nodes or
 	// mappings.
 	HoldLosses time.Duration
@@ -425,40 +425,41 @@ type Registry struct {
 	records Records
 	pub     Publisher
 	wake    chan struct{} // capacity 1: there may be something to write
-	hurry   chan struct{} // capacity 1: somebody waits for an endpoint that is gathered
-	expired chan struct{} // capacity 1: some of the held losses may take effect
+	hurry   chan struct{} // capacity 1: a caller waits for an endpoint whose write is being batched
+	expired chan struct{} // capacity 1: some held-back removals may be due
 
 	storing     chan struct{} // capacity 1: one write to the store at a time
 	registering sync.Mutex    // serialises changes of the registration
 
 	mu           sync.Mutex
 	registration Registration         // guarded by mu
-	desired      map[string]Addresses // guarded by mu; of this node, by endpoint
-	dirty        map[string]struct{}  // guarded by mu; endpoints that the store may have otherwise
-	touched      time.Time            // guarded by mu; when the first of dirty came
+	desired      map[string]Addresses // guarded by mu; addresses of this node's endpoints, by endpoint
+	dirty        map[string]struct{}  // guarded by mu; endpoints whose addresses may differ in the store
+	touched      time.Time            // guarded by mu; when the first endpoint was added to dirty
 	writing      map[string]struct{}  // guarded by mu; endpoints that are being written
-	changed      chan struct{}        // guarded by mu; closed when one was written, or could not be
+	changed      chan struct{}        // guarded by mu; closed when an endpoint was written, or could not be
 	up           bool                 // guarded by mu; the node has its name in the store
 	written      map[string]int64     // guarded by mu; revision of the last write, until Observe receives it
 	observed     int64                // guarded by mu; Observe has received everything up to this revision
-	record       Record               // guarded by mu; as it was written
-	revision     int64                // guarded by mu; of that; 0: to be written
-	refused      []Refusal            // guarded by mu; by Register
-	problem      error                // guarded by mu; of the last write
+	record       Record               // guarded by mu; this node's record as it was written
+	revision     int64                // guarded by mu; revision of record; 0: the record has to be written
+	refused      []Refusal            // guarded by mu; the ranges that Register refused
+	problem      error                // guarded by mu; error of the last write
 	view         view                 // guarded by mu
-	savedPins    []Pin                // guarded by mu; that the disk has
-	assigning    error                // guarded by mu; of the last Assign
+	savedPins    []Pin                // guarded by mu; the pins that the disk has
+	assigning    error                // guarded by mu; error of the last Assign
 	mappings     mappings             // guarded by mu
-	current      current              // guarded by mu; when this process had everything that the store had
-	heard        current              // guarded by mu; when the kernel had, too
+	current      current              // guarded by mu; when this process last had all changes in the store
+	heard        current              // guarded by mu; when the kernel last had them, too
 	// guarded by mu; point up to which the kernel has every change of nodes and mappings; zero: unknown
 	applied cluster.Point
-	// guarded by mu; removals up to this revision were held back, so that points applied before may lack them
+	// guarded by mu; some removals up to this revision were held back, so a node that has applied it may not have
+	// applied these removals
 	lagged int64
 	// guarded by mu; revision at which the store had no record of this node; 0: it always had one
 	lost        int64
-	reached     func()        // guarded by mu; tells readers how far they are; nil: they know
-	listing     bool          // guarded by mu; a complete listing came that they do not know of
+	reached     func()        // guarded by mu; tells readers the point that they have reached; nil: they have been told
+	listing     bool          // guarded by mu; readers do not know yet that a complete listing was received
 	here        bool          // guarded by mu; an API server has an address of this node
 	hereChanged chan struct{} // guarded by mu; closed when here changes
 	// guarded by mu; closed when labels of a node, or the nodes with an API server, change
@@ -518,7 +519,7 @@ func (r *Registry) Register(ctx context.Context, said Registration, validateOnly
 	registered = same && r.revision != 0
 	r.mu.Unlock()
 	if same && !registered && !validateOnly {
-		r.kick() // a change before it may have failed between the disk and the store
+		r.kick() // An earlier change may have failed between the write to the disk and the write to the store.
 	}
 	if same || validateOnly {
 		return n, registered, nil
@@ -550,7 +551,7 @@ func (r *Registry) refusals() []Refusal {
 	out := slices.Clone(r.refused)
 	if own := r.view.nodes[r.cfg.Node]; own != nil {
 		for _, f := range own.refused {
-			if !f.Waits { // this node's ipam knows its assignment
+			if !f.Waits { // if the range waits for the assignment, this node's ipam knows that
 				out = append(out, f)
 			}
 		}
@@ -671,7 +672,7 @@ func (r *Registry) Run(ctx context.Context, session func() (up bool, changed <-c
 		default:
 			wait = min(max(2*wait, r.cfg.RetryMin), r.cfg.RetryMax)
 			retry = time.After(wait)
-			changed = nil // the store decides when to continue
+			changed = nil // the store's state decides when to continue
 		}
 		r.noteProblem(err)
 		wake := r.wake
@@ -824,7 +825,7 @@ func (r *Registry) writeSome(ctx context.Context) (wrote bool, err error) {
 		}
 		if err != nil {
 			r.dirty[c.Endpoint] = struct{}{}
-		} else if revision > r.observed { // else Observe has received it already
+		} else if revision > r.observed { // otherwise Observe has already received the write
 			r.written[c.Endpoint] = revision
 		}
 	}
@@ -908,9 +909,9 @@ func (r *Registry) batch() (record int64, changes []Change) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.revision != 0 && r.lost > r.revision {
-		r.refresh() // Observe heard of the loss before Register returned
+		r.refresh() // Observe received the loss of the record before Register returned.
 	}
-	if r.revision == 0 || !r.view.listed { // without a listing every endpoint would seem to be missing
+	if r.revision == 0 || !r.view.listed { // Without a listing, every endpoint would seem to be missing in the store.
 		return 0, nil
 	}
 	for endpoint := range r.dirty {
@@ -978,7 +979,7 @@ func (r *Registry) Observe(u Update) {
 	r.publish()
 }
 
-// obey applies the removals whose delay has passed.
+// obey applies the removals that were held back and whose delay has passed.
 func (r *Registry) obey() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -1058,7 +1059,7 @@ func (r *Registry) compareOwn(u Update) {
 			r.touch(endpoint)
 		}
 	}
-	r.lost = 0 // of another history, perhaps
+	r.lost = 0 // the revision may belong to another history
 	if !registered {
 		r.lose(u.Revision)
 	}
@@ -1084,14 +1085,14 @@ func (r *Registry) isNew(endpoint string, revision int64) bool {
 
 // Status is a summary.
 type Status struct {
-	Registered bool // the store has this node's registration
+	Registered bool // the store has the registration of this node
 	Nodes      int  // others
-	Mappings   int  // valid ones of others
+	Mappings   int  // valid mappings of other nodes
 	Refused    int  // invalid mappings
 	Pending    int  // endpoints that wait to be written
 	Ranges     []Refusal
 	Overlaps   []Overlap // of other nodes
-	Problem    error     // why they wait; nil if they do not
+	Problem    error     // why endpoints wait; nil if none waits
 	// Unassigned is the reason why claims are not compared with the podCIDRs of Nodes in mode kubernetes.
 	Unassigned error
 }

@@ -54,12 +54,12 @@ type mappings struct {
 	// written are the addresses of each endpoint that the store may have: a transaction with the address was tried, and
 	// no later transaction has removed it.
 	written map[string]map[netip.Addr]struct{}
-	count   map[netip.Addr]int     // endpoints in written that have the address
-	removed map[netip.Addr]removal // when the store had no mapping of the address any more
+	count   map[netip.Addr]int     // number of endpoints in written that have the address
+	removed map[netip.Addr]removal // point from which on the store had no mapping of the address
 	// since is the time at which this process was first connected to the store with a complete listing: earlier
 	// removals are unknown. Zero: it was not yet.
 	since removal
-	heard time.Time // since when the store answers without a break; zero: it does not
+	heard time.Time // since when the store has answered without interruption; zero: it does not answer
 
 	confirmed Confirmed               // last confirmation by all nodes
 	scarce    bool                    // few addresses are free, so this node asks the others to confirm
@@ -252,14 +252,14 @@ func (r *Registry) reuse(a netip.Addr, now time.Time) Reuse {
 	case r.mapped(a, ""):
 		return wait(0, "etcd still has the mapping of its last endpoint")
 	case m.heard.IsZero() || m.since.at.IsZero():
-		return wait(0, "etcd does not answer, so it is not known what other nodes have of it")
+		return wait(0, "etcd does not answer, so it is unknown whether other nodes still map it")
 	}
 	if gone := m.gone(a); !r.rested(gone, now) {
 		return wait(r.rest()-now.Sub(gone.at),
-			"its last mapping left etcd less than %s ago, and a node without etcd may still have it", r.rest())
+			"its last mapping was removed from etcd less than %s ago, and a node without etcd may still use it", r.rest())
 	}
 	if least := r.unbroken(); now.Sub(m.heard) < least {
-		return wait(least-now.Sub(m.heard), "etcd has answered for less than %s", least)
+		return wait(least-now.Sub(m.heard), "etcd has answered without interruption for less than %s", least)
 	}
 	out.OK = true
 	return out
@@ -297,7 +297,7 @@ func (r *Registry) MayUse(endpoint string, addresses []netip.Addr) error {
 		return nil
 	}
 	if d, ok := r.desired[endpoint]; ok && slices.Equal(d.Addresses, addresses) {
-		return nil // it has them already
+		return nil // the endpoint already has the addresses
 	}
 	now := time.Now()
 	for _, a := range addresses {
@@ -306,7 +306,7 @@ func (r *Registry) MayUse(endpoint string, addresses []netip.Addr) error {
 		case r.mapped(a, endpoint):
 			return fmt.Errorf("%w: %s: etcd still has its mapping", ErrResting, a)
 		case gone && !r.rested(removed, now):
-			return fmt.Errorf("%w: %s: its mapping left etcd less than %s ago", ErrResting, a, r.rest())
+			return fmt.Errorf("%w: %s: its mapping was removed from etcd less than %s ago", ErrResting, a, r.rest())
 		}
 	}
 	return nil

@@ -21,13 +21,13 @@ import (
 type view struct {
 	own   string
 	nodes map[string]*nodeView
-	// claimed are the nodes that have an address in their records.
+	// claimed has the nodes that have an address in their records, by address.
 	claimed map[netip.Addr]map[string]struct{}
 
-	apiServers   map[netip.Addr]identity.Numeric // that each has outside of all nodes
-	sets         map[NodeSet]Numbered            // of nodes with labels
+	apiServers   map[netip.Addr]identity.Numeric // identities of API servers outside of all nodes, by address
+	sets         map[NodeSet]Numbered            // numbers for the labels of nodes
 	numbers      bool                            // label sets of nodes get numbers
-	ownAddresses map[netip.Addr]struct{}         // of this node; nil: not known yet
+	ownAddresses map[netip.Addr]struct{}         // addresses of this node; nil: unknown
 
 	ranges    map[netip.Prefix]string // valid range → node; ranges of different nodes do not overlap
 	around    map[netip.Prefix]int    // prefixes with valid ranges inside → how many
@@ -44,12 +44,12 @@ type view struct {
 	formerSettings []IPAMKey
 	assigned       assignments
 	resting        quarantine
-	at             cluster.Point // of the last update; zero: no update yet
+	at             cluster.Point // point of the last update; zero: no update yet
 
-	touched map[Key]struct{} // to be compared with the published state
+	touched map[Key]struct{} // keys whose item has to be compared with the published one
 	counted map[string]int   // node → mappings of its endpoints that are published
-	freed   []netip.Addr     // of endpoints of this node that the store has no more, until Observe takes them
-	held    map[Key]struct{} // missing since a listing that lacked most, and still in effect
+	freed   []netip.Addr     // addresses of this node's removed endpoints, until Observe takes them
+	held    map[Key]struct{} // entries missing in the store that stay in effect until a set time
 	until   time.Time        // when the losses in held take effect
 	listed  bool             // a complete listing came
 }
@@ -101,7 +101,7 @@ func (v *view) tidy(n *nodeView) {
 
 // apply applies an update, and reports whether the labels or the addresses of a node may have changed.
 func (v *view) apply(u Update) (labels bool) {
-	changed := map[*nodeView]struct{}{} // nodes whose ranges changed
+	changed := map[*nodeView]struct{}{} // nodes whose claimed ranges have changed
 	labels = u.Complete
 	if u.Complete {
 		if v.rebuilt(u) {
@@ -122,7 +122,7 @@ func (v *view) apply(u Update) (labels bool) {
 	if u.IPAM != nil && u.IPAM.Revision != 0 && v.ipam.Revision != u.IPAM.Revision {
 		v.setSettings(*u.IPAM)
 		for _, n := range v.nodes {
-			changed[n] = struct{}{} // its settings may allow other ranges
+			changed[n] = struct{}{} // the settings of that time may allow other ranges
 		}
 	}
 	for _, k := range u.Resting {
@@ -160,7 +160,7 @@ func (v *view) apply(u Update) (labels bool) {
 		n := v.nodes[gone.Node]
 		if gone.ofRecord() && v.forgotten(gone.Node) {
 			for _, other := range v.nodes {
-				changed[other] = struct{}{} // which may claim its ranges
+				changed[other] = struct{}{} // another node may claim the ranges now
 			}
 		}
 		if n == nil {
@@ -262,7 +262,7 @@ func (v *view) unregister(n *nodeView) (ranges bool) {
 func (v *view) claim(n *nodeView, add bool) {
 	for _, a := range slices.Concat(n.record.Underlay.Addresses, n.record.Underlay.Overlay) {
 		v.touch(mappingKey(a))
-		for other := range v.claimed[a] { // which may have it, or not any more
+		for other := range v.claimed[a] { // the address may now be theirs, or no longer
 			v.touch(Key{Node: other})
 		}
 		switch {
@@ -345,7 +345,7 @@ func (v *view) want(k Key) (Item, bool) {
 	_, api := v.apiServers[a]
 	switch {
 	case node == v.own && node != "", holder == v.own && holder != "":
-		return Item{}, false // the datapath knows its own
+		return Item{}, false // the datapath knows the addresses of its own node
 	case node != "":
 		return Item{On: node, Identity: v.ofNode(node, api)}, true
 	case holder != "":
@@ -520,7 +520,7 @@ func (v *view) tally(i Item, by int) {
 func (v *view) count(n *nodeView) (counted, refused int) {
 	if n.name != v.own {
 		counted = v.counted[n.name]
-		return counted, max(0, n.endpoints.total-counted) // less while losses are held
+		return counted, max(0, n.endpoints.total-counted) // smaller while removals are held back
 	}
 	for _, e := range n.endpoints.byName {
 		for _, a := range e.addresses {

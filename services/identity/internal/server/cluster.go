@@ -58,7 +58,7 @@ type EndpointPublisher struct {
 func (p EndpointPublisher) Upsert(h allocator.Holder, e allocator.Endpoint) uint64 {
 	var addresses []netip.Addr
 	for _, text := range e.Workload.Addresses {
-		if a, err := netip.ParseAddr(text); err == nil { // the server let no other in
+		if a, err := netip.ParseAddr(text); err == nil { // the server accepts only valid addresses
 			addresses = append(addresses, a)
 		}
 	}
@@ -164,7 +164,7 @@ func prefixOf(text string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil:
-		return p, fmt.Errorf("%q is no prefix", text)
+		return p, fmt.Errorf("%q is not a prefix", text)
 	case p.Addr().Is4In6():
 		return p, fmt.Errorf("%q is an IPv4 prefix in IPv6 form", text)
 	case p != p.Masked():
@@ -192,7 +192,7 @@ func fromUnderlay(u *identityv1.Underlay) (*registry.Underlay, error) {
 		for i, text := range f.from {
 			a, err := wire.AddressOf(text)
 			if err == nil && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast() || a.IsLinkLocalUnicast()) {
-				err = fmt.Errorf("%s is no address by which a node is reached", a)
+				err = fmt.Errorf("%s is not an address at which a node can be reached", a)
 			}
 			if err != nil {
 				return nil, invalid(fmt.Sprintf("underlay.%s[%d]", f.name, i), err)
@@ -215,7 +215,7 @@ func toMode(m registry.RoutingMode) identityv1.RoutingMode {
 			return api
 		}
 	}
-	return identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED // of a later version
+	return identityv1.RoutingMode_ROUTING_MODE_UNSPECIFIED // the mode of a later version
 }
 
 // toClusterStatus converts a status. The number of nodes includes this node.
@@ -252,7 +252,7 @@ func rangeProblems(s registry.Status) (all []string) {
 	for _, r := range s.Ranges {
 		what := "is not accepted in the cluster"
 		if r.Kept {
-			what = "gives no new address"
+			what = "is not used for new addresses"
 		}
 		all = append(all, fmt.Sprintf("the range %s of this node %s: %s", r.Range, what, r.Reason))
 	}
@@ -421,7 +421,7 @@ func (c *Cluster) ListNodes(_ *identityv1.ListNodesRequest,
 			Local: k.Node.Name == c.Node,
 		}
 		switch {
-		case err != nil: // etcd does not answer
+		case err != nil: // etcd does not answer, so the reachability of nodes is unknown
 		case alive[k.Node.Name]:
 			m.State = identityv1.NodeState_NODE_STATE_ALIVE
 		default:

@@ -26,7 +26,7 @@ func mayRegister(ctx context.Context, req *identityv1.RegisterNodeRequest) error
 	var part string
 	switch {
 	case !ok:
-		return nil // the server refuses such callers
+		return nil // the server rejects callers without credentials
 	case cred.UID == instance.IPAMID && req.Underlay != nil:
 		part = "underlay"
 	case cred.UID == instance.DatapathID && req.PodRanges != nil:
@@ -51,7 +51,7 @@ var ipamModes = map[identityv1.IPAMMode]registry.IPAMMode{
 // fromIPAM converts settings in a field of a request; nil if they are not set.
 func fromIPAM(field string, s *identityv1.IPAMSettings) (*registry.IPAM, error) {
 	if s == nil {
-		return nil, nil //nolint:nilnil // the request has none
+		return nil, nil //nolint:nilnil // the request has no settings
 	}
 	if s.GetMode() == identityv1.IPAMMode_IPAM_MODE_UNSPECIFIED {
 		return nil, invalid(field+".mode", errors.New("is not set"))

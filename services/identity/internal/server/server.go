@@ -236,7 +236,7 @@ func (s *Server) tenant(pod workload.PodReference) *sharesv1.Tenant {
 func (s *Server) mayUse(owner *workloadv1.Owner, texts []string) error {
 	var addresses []netip.Addr
 	for _, text := range texts {
-		if a, err := netip.ParseAddr(text); err == nil { // fromWorkload let no other in
+		if a, err := netip.ParseAddr(text); err == nil { // fromWorkload accepts only valid addresses
 			addresses = append(addresses, a)
 		}
 	}
@@ -453,10 +453,10 @@ func (s *Server) GetStatus(context.Context, *identityv1.GetStatusRequest) (*iden
 	if s.Cluster.Confirming != nil {
 		if err := s.Cluster.Confirming(); err != nil {
 			resp.Cluster.ConfirmationError = err.Error()
-			problem(store, "released addresses are reused only after their whole time: "+err.Error())
+			problem(store, "released addresses are only reused after their full quarantine: "+err.Error())
 		}
 	}
-	if s.Cluster.Roles != nil && cluster.Nodes > 0 { // a node without others could write nothing of others
+	if s.Cluster.Roles != nil && cluster.Nodes > 0 { // without other nodes, a wrong role does no harm
 		if err := s.Cluster.Roles(); err != nil {
 			problem(store, err.Error())
 		}

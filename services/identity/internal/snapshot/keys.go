@@ -40,15 +40,15 @@ var (
 // keys are the nodes' keys that have to be written.
 type keys struct {
 	mu         sync.Mutex
-	generation uint64                  // guarded by mu; of known
+	generation uint64                  // guarded by mu; generation of known.db
 	of         string                  // guarded by mu
-	at         cluster.Point           // guarded by mu; zero: not known
+	at         cluster.Point           // guarded by mu; point up to which the keys are complete; zero: unknown
 	gone       cluster.Removed         // guarded by mu; the newest deletion since the last listing
-	changed    map[string]*cluster.Key // guarded by mu; since known was written; nil: removed
+	changed    map[string]*cluster.Key // guarded by mu; changes since known.db was written; nil: removed
 	unnoted    map[string]*cluster.Key // guarded by mu; changes that are not in the holds yet
 	// guarded by mu; identities that could not be written to the holds: number → text, empty for a removal
 	identities map[identity.Numeric]string
-	broken     bool // guarded by mu; a listing was not written: known has the former content
+	broken     bool // guarded by mu; a listing could not be written, so known.db has the former content
 	// guarded by mu; point up to which known.db has the keys, so that no later process has fewer; zero: unknown
 	saved cluster.Point
 }
@@ -176,7 +176,7 @@ func replaceKeys(t *store.Tx, k cluster.Keys, generation uint64) error {
 	t.Put(bucketState, keyGeneration, binary.BigEndian.AppendUint64(nil, generation))
 	// The identities of the listing are not in this file yet.
 	t.Put(bucketState, keyPoint, encodePoint(k.Of, cluster.Point{}))
-	putGone(t, k.Gone) // the former one may be of another history
+	putGone(t, k.Gone) // The former deletion may belong to another history.
 	return nil
 }
 

@@ -51,7 +51,7 @@ const (
 	DamagedIncarnationFile = "incarnation.json.damaged"
 	IncarnationFile        = "incarnation.json"
 
-	holdsName = "holds.db" // with the boot id in it
+	holdsName = "holds.db" // the file's name also has the boot ID: see HoldsFile
 )
 
 // HoldsFile returns the name of the holds of one boot.
@@ -63,7 +63,7 @@ const (
 	bucketRecent     = "recent"     // number → text of the set; empty: the number was collected
 	bucketState      = "state"      // see the keys
 	bucketIdentities = "identities" // number → text of the set
-	bucketKeys       = "keys"       // of known: name of a key of etcd → see keys.go
+	bucketKeys       = "keys"       // only in known.db: name of a key of etcd → see keys.go
 	bucketRecentKeys = "recent keys"
 )
 
@@ -102,7 +102,7 @@ type holderRecord struct {
 
 type incarnationRecord struct {
 	Incarnation string `json:"incarnation"`
-	Boot        string `json:"boot,omitempty"` // for which there is a file of holds
+	Boot        string `json:"boot,omitempty"` // boot for which a file of holds exists
 }
 
 var incarnationSchema = durable.Schema{Name: "sluice.identity.incarnation", Version: 1}
@@ -124,9 +124,9 @@ type Dir struct {
 	keys  keys
 
 	queue   sync.Mutex
-	changes []*change // of holds, that wait for mu; guarded by queue
+	changes []*change // changes of the holds that wait for mu; guarded by queue
 
-	lost chan error // has the first error after which a file takes no more changes
+	lost chan error // has the first error after which a file accepts no more changes
 }
 
 // Open opens a directory for this process, and creates it if its parent exists. While another process has it open, Open
@@ -173,8 +173,8 @@ type Loaded struct {
 	Keys cluster.Keys
 	// Pins are the ranges that nodes had before etcd was rebuilt.
 	Pins    []registry.Pin
-	Cached  bool  // there was a cache, perhaps an empty one
-	Damaged error // why the cache was put aside; nil if it was not
+	Cached  bool  // a cache existed, perhaps an empty one
+	Damaged error // why the cache was renamed; nil if it was not
 	// DamagedIncarnation is the reason why the file of the incarnation was renamed and Incarnation is new; nil if it
 	// was not.
 	DamagedIncarnation error
@@ -568,7 +568,7 @@ func (d *Dir) update(f *store.Store, change func(*store.Tx) error) error {
 	if errors.Is(err, store.ErrLost) {
 		select {
 		case d.lost <- err:
-		default: // one reason is enough
+		default: // only the first reason is needed
 		}
 	}
 	return err
@@ -662,7 +662,7 @@ func (d *Dir) SaveKnown(take func() allocator.KnownChange) error {
 	d.keys.mu.Unlock()
 	// Identities in the cache need no note any more, unless they have changed again.
 	if len(c.Put)+len(c.Drop)+len(k.changed) == 0 {
-		return nil // the time and the point alone
+		return nil // Only the time and the point have to be written.
 	}
 	defer d.unload()
 	return d.change(func(t *store.Tx) error {
@@ -710,7 +710,7 @@ func (d *Dir) withNoted(c allocator.KnownChange) allocator.KnownChange {
 		case text == "":
 			c.Drop = append(c.Drop, n)
 		default:
-			if id, err := parseIdentity(uint32(n), text); err == nil { // Load has parsed it
+			if id, err := parseIdentity(uint32(n), text); err == nil { // Load has already parsed it, so it is valid
 				c.Put = append(c.Put, id)
 			}
 		}

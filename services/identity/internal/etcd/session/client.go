@@ -37,7 +37,7 @@ type Client struct {
 	CA, Cert, Key string
 	// ServerName is the name that the server's certificate must have; if empty, the endpoint's host.
 	ServerName string
-	Username   string // with Password, if etcd authenticates by them
+	Username   string // used with Password, if etcd authenticates clients by user name
 	Password   string
 	// Store has the credentials of sluice-store and the addresses of its members; nil for another etcd. The fields
 	// above are then not used.
@@ -120,17 +120,17 @@ func (c Client) tls() (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcd.cert and etcd.key: %s and %s: %w", c.Cert, c.Key, err)
 	}
-	// Present it also to a server that names other authorities, so that the server's refusal tells the reason.
+	// Present the certificate also to a server that asks for other authorities, so that the server's refusal tells the
+	// reason.
 	t.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	return t, nil
 }
 
-// renewed are the credentials of a Client's connections. Each handshake reads the
-// files again, so that renewed ones, another authority's among them, need no
-// restart; a connection that exists keeps the certificate that it began with. A
-// tls.Config alone renews the client's certificate, but not RootCAs.
+// renewed are the credentials of a Client's connections. Each handshake reads the files again, so renewed files need no
+// restart, even if another authority issued them. An existing connection keeps the certificate with which it began. A
+// tls.Config alone would renew the client's certificate, but not RootCAs.
 type renewed struct {
-	credentials.TransportCredentials // for methods that do not depend on the files
+	credentials.TransportCredentials // for the methods that do not depend on the files
 	client                           Client
 	last                             *handshake
 }
@@ -184,13 +184,13 @@ func (h *handshake) failure() error {
 	return h.err
 }
 
-// answering is a connection until etcd's first bytes: with TLS 1.3 a server
-// refuses a client's certificate after the handshake has ended for the client.
+// answering is a connection until the first bytes from etcd arrive. With TLS 1.3, a server refuses a client's
+// certificate only after the client has completed the handshake, so an alert may arrive instead.
 type answering struct {
 	net.Conn
 	server string
 	last   *handshake
-	told   bool // set by the connection's only reader
+	told   bool // set by the only reader of the connection
 }
 
 func (c *answering) Read(b []byte) (int, error) {
@@ -209,8 +209,8 @@ func (c *answering) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// dial returns a client that connects when it is first used. It reads the files of TLS once, so that a missing or
-// broken file ends the start; later errors of the files are in the handshake.
+// dial returns a client that connects when it is first used. It reads the files of TLS once, so that the process does
+// not start with a missing or broken file. Later errors of the files appear in handshake.
 func (c Client) dial() (*clientv3.Client, *handshake, error) {
 	if err := c.Check(); err != nil {
 		return nil, nil, fmt.Errorf("etcd: %w", err)
@@ -228,7 +228,7 @@ func (c Client) dial() (*clientv3.Client, *handshake, error) {
 		} else if err != nil {
 			return nil, nil, err
 		}
-		// After those that the client makes of its own TLS, which these replace.
+		// These options replace the TLS options that the client sets itself, so they come last.
 		options = append(options, grpc.WithTransportCredentials(renewed{credentials.NewTLS(t), c, last}))
 	}
 	client, err := clientv3.New(clientv3.Config{

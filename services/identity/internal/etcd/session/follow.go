@@ -32,7 +32,7 @@ type Reader struct {
 	// From is the point up to which the reader has all changes. If etcd's history contains it, Follow calls Resumed and
 	// watches from there. Otherwise, or if its revision is 0, Follow lists all keys.
 	From    cluster.Point
-	Witness cluster.Key // one that From has, the last one written; without a name nothing is compared
+	Witness cluster.Key // a key that etcd has at From: the one written last; without a name, it is not compared
 	// Gone is the newest deletion up to From. An etcd that lost this deletion has the key again. Not used if it has no
 	// name.
 	Gone    cluster.Removed
@@ -68,7 +68,7 @@ func (s *Session) Follow(ctx context.Context, r Reader) error {
 			continue // compacted between two pages
 		}
 		if errors.Is(err, errHistory) {
-			continue // noticed by this very request
+			continue // the request itself has noticed the other history
 		}
 		if err != nil {
 			return err
@@ -223,13 +223,13 @@ func (s *Session) watch(ctx context.Context, r Reader, next int64, history <-cha
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	// Progress notifications advance the revision even without changes here, so that a compaction does not remove
-	// unseen revisions.
+	// Progress notifications advance the revision even if no key of the prefix changes. Otherwise, the watch would fall
+	// behind and a compaction could remove revisions that it has not received.
 	events := s.client.Watch(ctx, r.Prefix, clientv3.WithRange(r.end()), clientv3.WithRev(next),
 		clientv3.WithProgressNotify())
 	heads := make(chan head, 1)
 	wg.Go(func() { s.listen(ctx, heads) })
-	var awaited head // everything up to its revision was there at its time
+	var awaited head // when the watch reaches this revision, all changes up to its time were delivered
 	for {
 		select {
 		case <-ctx.Done(): // while etcd is unavailable, the client may not end the watch
@@ -289,7 +289,7 @@ func (s *Session) listen(ctx context.Context, heads chan<- head) {
 	tick := time.NewTicker(s.cfg.Listen)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		if !first { // a resumed reader has to know soon whether it has everything
+		if !first { // without a first pause: a resumed reader needs the answer soon
 			select {
 			case <-ctx.Done():
 				return
@@ -303,7 +303,7 @@ func (s *Session) listen(ctx context.Context, heads chan<- head) {
 			select {
 			case heads <- head{asked: asked, revision: at.Revision}:
 				err = s.client.RequestProgress(limited)
-			default: // the previous one was not received yet
+			default: // the watch has not taken the previous revision yet
 			}
 		}
 		cancel()

@@ -43,7 +43,7 @@ func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if before.history != s.pos.history {
-		return errHistory // an answer about the past, or to a session of the past
+		return errHistory // The answer comes from an older state, or is for a session that has ended.
 	}
 	if before.cluster != 0 && (before.cluster != h.GetClusterId() || h.GetRevision() < before.revision) {
 		return s.leavePast(before, h, "")
@@ -53,8 +53,9 @@ func (s *Session) saw(before position, h *etcdserverpb.ResponseHeader) error {
 	return nil
 }
 
-// leavePast ends everything that depends on the history that this process saw, and returns errHistory. key is the key
-// that revealed the change; empty: the cluster ID or the revision did. Called with mu held.
+// leavePast is called when etcd's history has changed. It ends the session and everything else that depends on the
+// former history, and returns errHistory. key is the key that revealed the change; empty: the cluster ID or the
+// revision did. Called with mu held.
 func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader, key string) error {
 	s.cfg.Log.Error("etcd went back to an older state, lost its data, is another cluster, or has compacted what this "+
 		"node saw; everything is read again and held identities are claimed again", "key", key,
@@ -62,7 +63,7 @@ func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader, key
 		"was_cluster", fmt.Sprintf("%x", before.cluster), "was_revision", before.revision)
 	s.pos = position{history: s.pos.history + 1, cluster: h.GetClusterId(), revision: h.GetRevision()}
 	s.leave()
-	s.last = 0 // a lease of that past may have the references of that past
+	s.last = 0 // The lease of the former history may still have references written there.
 	s.witness = witness{}
 	close(s.history)
 	s.history = make(chan struct{})
@@ -73,7 +74,7 @@ func (s *Session) leavePast(before position, h *etcdserverpb.ResponseHeader, key
 // its data has the same ID if its members are the same, and a restored cluster may have any ID. Neither is the
 // revision: while this node is disconnected, other nodes may write more revisions than were lost.
 type witness struct {
-	proven cluster.Key // etcd had it when the name was last read, or it is the first key; without Name: no key yet
+	proven cluster.Key // a key that etcd had when the name was last read, or the first key; without Name: none yet
 	newest cluster.Key // the newest key that this process wrote or Follow received
 	// Deletions that Follow received prove the history, too: if etcd loses its newest changes, deleted keys return.
 	provenGone, newestGone cluster.Removed
@@ -109,7 +110,7 @@ func (s *Session) received(kv *mvccpb.KeyValue) {
 	}
 	s.witness.newest = keyOf(kv)
 	if s.witness.proven.Name == "" {
-		s.witness.proven = s.witness.newest // the next key may be of another history already
+		s.witness.proven = s.witness.newest // later keys may belong to another history
 	}
 }
 
@@ -171,7 +172,7 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 		return nil, nil
 	}
 	s.witness.proven, s.witness.provenGone = w.newest, w.newestGone
-	if changed { // etcd will compact its revision, and then no answer shows that the key existed
+	if changed { // After a compaction of its revision, no answer could show any more that the key existed.
 		s.witness.proven = keyOf(kvs[0])
 		if s.witness.newest.Modified == w.newest.Modified {
 			s.witness.newest = s.witness.proven
@@ -180,13 +181,13 @@ func (s *Session) readName(ctx context.Context) (*mvccpb.KeyValue, error) {
 	return kvs[0], nil
 }
 
-// lacks ends everything that depends on the history that this process saw, because etcd lacks a key of it, or a
-// deletion.
+// lacks ends everything that depends on the history that this process saw, because etcd lacks one of its keys, or has a
+// key that was deleted in it.
 func (s *Session) lacks(before position, h *etcdserverpb.ResponseHeader, key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pos.history != before.history {
-		return errHistory // noticed by another request
+		return errHistory // another request has already noticed the change
 	}
 	return s.leavePast(before, h, key)
 }
@@ -303,7 +304,7 @@ func (s *Session) list(ctx context.Context, prefix, end string, keysOnly bool, f
 
 // Unchanged returns the condition that a key is unchanged since it was read; nil: that it does not exist.
 func Unchanged(key string, kv *mvccpb.KeyValue) clientv3.Cmp {
-	var revision int64 // that of a key that does not exist
+	var revision int64 // the revision that etcd reports for a missing key
 	if kv != nil {
 		revision = kv.ModRevision
 	}

@@ -35,14 +35,14 @@ import (
 // Config of a Session.
 type Config struct {
 	Client  Client
-	Prefix  string        // of all keys, "/sluice/v1/identity" for example
+	Prefix  string        // prefix of all keys, for example "/sluice/v1/identity"
 	Node    string        // name of this node in the cluster; without '/'
 	TTL     time.Duration // how long the keys of this node outlive its last sign of life; whole seconds
-	Timeout time.Duration // of the session's own requests
+	Timeout time.Duration // timeout of the session's own requests
 	Listen  time.Duration // interval at which Follow asks etcd for its current revision
 	// AliveTTL is the time for which the claim of the name outlives the last sign of life; whole seconds.
 	AliveTTL    time.Duration
-	Incarnation string // of the state directory: another node with this name has another
+	Incarnation string // identifies the state directory; another node with the same name has another value
 	Boot        string // of the machine
 	Last        string // result of Name in the former process; empty if unknown
 	Log         *slog.Logger
@@ -52,15 +52,15 @@ type Config struct {
 type Session struct {
 	cfg    Config
 	client *clientv3.Client
-	tls    *handshake      // the last one of client
-	ctx    context.Context // of the goroutines that renew leases; ends with Close
+	tls    *handshake      // state of the client's last TLS handshake
+	ctx    context.Context // context of the goroutines that renew leases; Close ends it
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // of the same
 
 	mu      sync.Mutex
-	keys    lease            // guarded by mu; of the node's keys; zero without a session
+	keys    lease            // guarded by mu; lease of the node's keys; zero without a session
 	last    clientv3.LeaseID // guarded by mu; lease of the last session, perhaps of the former process; 0: none
-	alive   lease            // guarded by mu; of the node's name; zero while it is not claimed
+	alive   lease            // guarded by mu; lease of the node's name; zero while the name is not claimed
 	named   bool             // guarded by mu; this process had the name
 	pos     position         // guarded by mu
 	history chan struct{}    // guarded by mu; closed when etcd turns out to have lost its history
@@ -107,10 +107,10 @@ func (s *Session) Close() error {
 	return err
 }
 
-// Move replaces the endpoints of etcd, and ends connections to others.
+// Move replaces the endpoints of etcd, and closes connections to former endpoints.
 func (s *Session) Move(endpoints []string) { s.client.SetEndpoints(endpoints...) }
 
-// Endpoints returns the present endpoints of etcd.
+// Endpoints returns the current endpoints of etcd.
 func (s *Session) Endpoints() []string { return s.client.Endpoints() }
 
 // Config returns the session's configuration.

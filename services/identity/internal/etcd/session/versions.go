@@ -54,7 +54,7 @@ func parseVersion(text string) (v version, err error) {
 // Roles records whether etcd enforces the roles of nodes. The zero value has no result.
 type Roles struct {
 	mu      sync.Mutex
-	members map[string]string // guarded by mu; endpoint → version, of members that do not
+	members map[string]string // guarded by mu; endpoint → version, of the members that do not enforce roles
 }
 
 // Err returns an error with the members that do not enforce the roles of nodes; nil if every member that answered does,
@@ -143,7 +143,7 @@ func (s *Session) hasRoles(ctx context.Context) (bool, error) {
 	switch {
 	case err == nil:
 		return resp.Enabled, nil
-	case errors.Is(err, rpctypes.ErrPermissionDenied): // only root may ask if it is enabled
+	case errors.Is(err, rpctypes.ErrPermissionDenied): // if authentication is enabled, only root may ask
 		return true, nil
 	case status.Code(err) == codes.Unimplemented:
 		return true, nil

@@ -59,7 +59,7 @@ func (p *Plugin) add(ctx context.Context, stdout io.Writer) (err error) {
 	p.phases.begin("allocate")
 	lease, err := p.allocate(ctx)
 	if err != nil {
-		// If the answer was lost, at most the lease exists, which expires.
+		// If the answer was lost, at most a lease exists, and it expires.
 		return cniError("allocate addresses", err)
 	}
 	// A confirmed allocation belongs to an endpoint that an earlier ADD has created. This ADD may use it, but
@@ -179,7 +179,7 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 		req.PortMappings = append(req.PortMappings, mapping)
 	}
 	renew := useLease(req, lease)
-	var undone error // why the datapath undid a creation
+	var undone error // why the datapath has undone the creation
 	ask := func(ctx context.Context) (*message.CreateEndpointResponse, error) {
 		if !renew.IsZero() && !time.Now().Before(renew) {
 			lease, err := p.allocate(ctx)
@@ -218,11 +218,11 @@ func (p *Plugin) create(ctx context.Context, path string, lease *message.Allocat
 			}
 			renew = useLease(req, lease)
 			if slices.Equal(refused, req.Addresses) {
-				return nil, err // there is no other socket; call waits before it asks again
+				return nil, err // ipam leased the same addresses, so another request now would fail too
 			}
 		}
 	}
-	var cause error // why addresses were leased again
+	var cause error // why addresses had to be leased again
 	for lost := 1; ; lost++ {
 		resp, err := call(ctx, &p.waits, p.datapath.Path(), exchange)
 		if err == nil {

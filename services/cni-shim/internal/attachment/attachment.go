@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-net/sluice/services/cni-shim/internal/unary"
 )
 
-// undoTime is the time for undoing steps after the deadline has passed.
+// undoTime is the time for undoing steps when the deadline has passed.
 const undoTime = 5 * time.Second
 
 // Fault points of the plugin.

@@ -19,8 +19,8 @@ const (
 	reconnectPause = 25 * time.Millisecond
 	// shortestPause is the shortest wait before a refused call is repeated, even if the server allows less.
 	shortestPause = 10 * time.Millisecond
-	// mostSpread limits the time over which calls that were refused together are repeated. It is a multiple of the
-	// server's delay.
+	// mostSpread limits the time over which calls that were refused together spread their repetitions. It is a multiple
+	// of the server's delay.
 	mostSpread = 20
 )
 
@@ -49,7 +49,7 @@ func call[T any](ctx context.Context, w *waiting, socket string, f func(context.
 	for {
 		answer, err := f(ctx)
 		if cause != nil && timeIsUp(ctx, err) {
-			return answer, cause // it is more helpful than the error of the deadline
+			return answer, cause // the cause is more helpful than the error of the deadline
 		}
 		if delay, ok := retryDelay(err); ok {
 			refused++

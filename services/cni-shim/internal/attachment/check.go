@@ -41,7 +41,7 @@ func (p *Plugin) check(ctx context.Context) error {
 			path = bound
 		case netns.Same(path, earlier):
 			path = earlier
-		case netns.IsProcess(path): // the number may now belong to another process
+		case netns.IsProcess(path): // the process number may now belong to another process
 			return different([]string{fmt.Sprintf("network namespace: %s is not the one that ADD was given", path)})
 		}
 	}

@@ -53,7 +53,7 @@ func (p *Plugin) deleteOrSpool(ctx context.Context) error {
 			return nil
 		}
 		if cause != nil && unary.CodeOf(err) == unary.DeadlineExceeded {
-			return cause // it is more helpful than the error of the deadline
+			return cause // the cause is more helpful than the error of the deadline
 		}
 		if delay, ok := retryDelay(err); ok {
 			refused++

@@ -78,7 +78,7 @@ func (p *Plugin) result(e *message.Endpoint) (*cni.Result, error) {
 func address(text string) (netip.Addr, error) {
 	a, err := netip.ParseAddr(text)
 	if err != nil || a.Zone() != "" || a.Is4In6() {
-		return netip.Addr{}, fmt.Errorf("%q is no address", text)
+		return netip.Addr{}, fmt.Errorf("%q is not an address", text)
 	}
 	return a, nil
 }
@@ -88,7 +88,7 @@ func device(d message.Interface, field string) (*cni.Interface, error) {
 		return nil, fmt.Errorf("%s: it has no name", field)
 	}
 	if _, _, ok := cni.ParseMAC(d.MAC); !ok {
-		return nil, fmt.Errorf("%s: %q is no MAC address", field, d.MAC)
+		return nil, fmt.Errorf("%s: %q is not a MAC address", field, d.MAC)
 	}
 	return &cni.Interface{Name: d.Name, MAC: d.MAC}, nil
 }

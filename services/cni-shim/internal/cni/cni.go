@@ -73,7 +73,7 @@ type IP struct {
 	Address   netip.Prefix `json:"address,omitzero"`
 	Gateway   Gateway      `json:"gateway,omitzero"`
 	Interface *int         `json:"interface,omitempty"` // index of the device
-	Version   string       `json:"version,omitempty"`   // "4" or "6"; it went with 1.0.0
+	Version   string       `json:"version,omitempty"`   // "4" or "6"; removed in 1.0.0
 }
 
 // Route is a route of a result.

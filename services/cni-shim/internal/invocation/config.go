@@ -245,7 +245,7 @@ func (c *Config) parseLabelsFromArgs(d fields) error {
 		return fieldError("", err)
 	}
 	if len(c.argumentOf) > maxRuntimeLabels {
-		return Field(keyLabelsFromArgs, "%d labels; at most %d are taken", len(c.argumentOf), maxRuntimeLabels)
+		return Field(keyLabelsFromArgs, "%d labels; at most %d are allowed", len(c.argumentOf), maxRuntimeLabels)
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.argumentOf)) {
 		if why := checkLabel(keyValue{Key: key}); why != "" {
@@ -352,10 +352,10 @@ func (c *Config) parseArgs(d fields) error {
 		return fieldError("args.cni.", err)
 	}
 	if len(c.argsLabels)+len(c.runtimeLabels) > maxRuntimeLabels {
-		return Field("labels", "%d labels; at most %d are taken", len(c.argsLabels)+len(c.runtimeLabels), maxRuntimeLabels)
+		return Field("labels", "%d labels; at most %d are allowed", len(c.argsLabels)+len(c.runtimeLabels), maxRuntimeLabels)
 	}
 	if len(ips) > 0 && len(c.Addresses) > 0 {
-		return Field("args.cni.ips", "addresses are wanted in runtimeConfig.ips too")
+		return Field("args.cni.ips", "runtimeConfig.ips requests addresses, too")
 	}
 	return c.wantAddresses("args.cni.ips", ips)
 }
@@ -387,7 +387,7 @@ func (c *Config) parsePrevResult(d fields) error {
 		return nil
 	}
 	if !slices.Contains(Versions, c.CNIVersion) {
-		return nil // the caller refuses it with its own code
+		return nil // the caller refuses the version with its own code
 	}
 	// Some runtimes omit the version of the result, because the configuration contains it.
 	r, err := cni.ParseResult(raw, c.CNIVersion)
@@ -411,7 +411,7 @@ func (c *Config) parseAttachments(d fields) error {
 		return fieldError("", err)
 	}
 	if len(list) > maxAttachments {
-		return Field(keyValidAttachments, "%d attachments; at most %d are taken", len(list), maxAttachments)
+		return Field(keyValidAttachments, "%d attachments; at most %d are allowed", len(list), maxAttachments)
 	}
 	c.ValidAttachments = make([]workload.Owner, 0, len(list))
 	for i, a := range list {

@@ -61,7 +61,7 @@ func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
 		argument := c.argumentOf[key]
 		value := args[argument]
 		if value == "" {
-			return nil, environment(EnvArgs, "%q is missing, of which %s.%s makes a label",
+			return nil, environment(EnvArgs, "%q is missing, but %s.%s requires it for a label",
 				clip(argument), keyLabelsFromArgs, clip(key))
 		}
 		if err := add(keyLabelsFromArgs, keyValue{key, value}); err != nil {
@@ -83,7 +83,7 @@ func workloadLabels(c Config, args map[string]string) ([]label.Label, error) {
 		}
 	}
 	if len(set) > maxRuntimeLabels {
-		return nil, Field("labels", "%d labels; at most %d are taken", len(set), maxRuntimeLabels)
+		return nil, Field("labels", "%d labels; at most %d are allowed", len(set), maxRuntimeLabels)
 	}
 	labels := make([]label.Label, 0, len(set))
 	for key, value := range set {
@@ -101,7 +101,7 @@ func checkLabel(kv keyValue) string {
 		case label.SourceReserved, label.SourceGenerated:
 			return "labels of the source \"" + source + "\" are given by the system only: " + clip(kv.Key)
 		}
-		return "a key has no source, it is given by where the label comes from: " + clip(kv.Key)
+		return "a key must not contain a source, because the place of the label determines it: " + clip(kv.Key)
 	}
 	for _, prefix := range derived {
 		if strings.HasPrefix(kv.Key, prefix) {
@@ -123,7 +123,7 @@ func checkLabel(kv keyValue) string {
 	case len(kv.Value) > label.MaxValue:
 		return "the value of \"" + clip(kv.Key) + "\" is too long"
 	case strings.IndexFunc(kv.Value, unicode.IsControl) >= 0:
-		return "the value of \"" + clip(kv.Key) + "\" holds control characters"
+		return "the value of \"" + clip(kv.Key) + "\" contains control characters"
 	}
 	return ""
 }

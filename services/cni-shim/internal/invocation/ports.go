@@ -55,7 +55,7 @@ func (c *Config) wantPorts(mappings []portMapping) error {
 			return bad("protocol", "%q is not tcp, udp or sctp", clip(p.Protocol))
 		}
 		if m.Protocol == workload.SCTP && m.HostPort != m.ContainerPort {
-			return bad("containerPort", "%d is not hostPort %d, and SCTP's checksum does not follow another port",
+			return bad("containerPort", "%d differs from hostPort %d, but SCTP ports cannot be translated",
 				m.ContainerPort, m.HostPort)
 		}
 		if p.HostIP != "" {
@@ -68,7 +68,7 @@ func (c *Config) wantPorts(mappings []portMapping) error {
 		c.PortMappings = append(c.PortMappings, m)
 	}
 	if len(c.PortMappings) > maxPortMappings {
-		return Field("runtimeConfig."+capPortMappings, "%d ports; at most %d are taken", len(c.PortMappings), maxPortMappings)
+		return Field("runtimeConfig."+capPortMappings, "%d ports; at most %d are allowed", len(c.PortMappings), maxPortMappings)
 	}
 	return nil
 }

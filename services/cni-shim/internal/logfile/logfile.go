@@ -31,7 +31,7 @@ var errRotating = errors.New("being rotated")
 
 // ErrForeign is returned for a file or directory to which the plugin must not write. The path comes from a
 // configuration that the plugin reads as root, and a mistake in it must not change other files.
-var ErrForeign = errors.New("not a place for this log")
+var ErrForeign = errors.New("not a valid place for this log")
 
 // Open opens the log, and creates it (0640) and its directory (0750) if they are missing; the parent directory must
 // exist. It does not follow a link at path or at its directory. It appends only to a file that begins like a log of
@@ -39,8 +39,8 @@ var ErrForeign = errors.New("not a place for this log")
 func Open(path string) (*os.File, error) { return open(path, MaxBytes) }
 
 func open(path string, limit int64) (*os.File, error) {
-	// A second attempt is needed if another process has rotated the file after it was opened and before it was
-	// locked; a third if this happens again. After that, write to the file that is open.
+	// If another process rotates the file between opening and locking it, another attempt is needed. After several
+	// attempts, write to the file that is open.
 	if err := checkDir(filepath.Dir(path)); err != nil {
 		return nil, fmt.Errorf("log file %s: %w", path, err)
 	}
@@ -67,7 +67,7 @@ func open(path string, limit int64) (*os.File, error) {
 		}
 		f.Close()
 		if err != nil {
-			return nil, fmt.Errorf("turn log file %s: %w", path, err)
+			return nil, fmt.Errorf("rotate log file %s: %w", path, err)
 		}
 	}
 }
@@ -105,7 +105,7 @@ func closed(what string, fi fs.FileInfo) error {
 		return fmt.Errorf("%w: %s belongs to uid %d", ErrForeign, what, st.Uid)
 	}
 	if fi.Mode().Perm()&0o002 != 0 {
-		return fmt.Errorf("%w: %s has mode %#o, everybody can write to it", ErrForeign, what, fi.Mode().Perm())
+		return fmt.Errorf("%w: %s has mode %#o, so other users can write to it", ErrForeign, what, fi.Mode().Perm())
 	}
 	return nil
 }

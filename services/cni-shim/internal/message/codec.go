@@ -58,7 +58,7 @@ const (
 	wireVarint  = 0
 	wireFixed64 = 1
 	wireBytes   = 2
-	wireStart   = 3 // of a group, which proto3 does not use, but which an unknown field may be
+	wireStart   = 3 // start of a group: proto3 does not use groups, but an unknown field may be one
 	wireEnd     = 4
 	wireFixed32 = 5
 )
@@ -168,7 +168,7 @@ func varint[T ~uint32 | ~uint64 | ~int32 | ~int64](f *Fields, number int, p *T) 
 	case f.encoding:
 		if *p != 0 {
 			f.tag(number, wireVarint)
-			f.out = binary.AppendUvarint(f.out, uint64(*p)) //nolint:gosec // two's complement is meant
+			f.out = binary.AppendUvarint(f.out, uint64(*p)) //nolint:gosec // encode as two's complement
 		}
 	case f.is(number, wireVarint):
 		*p = T(f.value)
@@ -187,7 +187,7 @@ func varints[T ~uint32 | ~int32](f *Fields, number int, p *[]T) {
 			f.putBytes(number, string(packed))
 		}
 	case f.is(number, wireVarint):
-		*p = append(*p, T(f.value)) //nolint:gosec // cut as protobuf cuts it
+		*p = append(*p, T(f.value)) //nolint:gosec // truncate like protobuf does
 	case f.is(number, wireBytes):
 		for b := f.bytes; len(b) > 0; {
 			v, n := binary.Uvarint(b)
@@ -195,7 +195,7 @@ func varints[T ~uint32 | ~int32](f *Fields, number int, p *[]T) {
 				f.err = fmt.Errorf("%w: field %d is truncated", ErrMalformed, number)
 				return
 			}
-			*p = append(*p, T(v)) //nolint:gosec // cut as protobuf cuts it
+			*p = append(*p, T(v)) //nolint:gosec // truncate like protobuf does
 			b = b[n:]
 		}
 	}
@@ -277,7 +277,7 @@ func one[T any, M structs[T]](f *Fields, number int, p *M) {
 	}
 }
 
-// part encodes or decodes a field that is a message, for which absence and default values have the same meaning.
+// part encodes or decodes a field that is a message. An absent message means the same as one with default values.
 func part[T any, M structs[T]](f *Fields, number int, p M) {
 	switch {
 	case f.encoding:

@@ -122,9 +122,9 @@ func Same(a, b string) bool {
 	return erra == nil && errb == nil && ia == ib
 }
 
-// Names are the mounts of one network, in the instance's own directory. They are not in /run/netns: the first `ip
-// netns add` of a machine binds that directory over itself. A mount made there before can then be neither seen nor
-// removed, and its namespace is never freed.
+// Names are the mounts of one network, in the instance's own directory. They are not in /run/netns: the first `ip netns
+// add` on a machine bind-mounts that directory over itself. Earlier mounts in it can then be neither seen nor removed,
+// and its namespace is never freed.
 type Names struct{ dir, prefix string }
 
 // NamesOf returns the names of a network for the instance with that run directory.
@@ -132,10 +132,10 @@ func NamesOf(runDir, network string) Names {
 	return Names{dir: filepath.Join(runDir, "netns"), prefix: hash(network)[:16] + "-"}
 }
 
-// Path is where the namespace of an owner is mounted if it is.
+// Path returns the path at which the namespace of an owner is mounted, if it is.
 func (n Names) Path(owner string) string { return filepath.Join(n.dir, n.prefix+hash(owner)[:24]) }
 
-// EarlierPath returns where an earlier version, which did not distinguish networks, mounted it.
+// EarlierPath returns the path at which an earlier version, which did not distinguish networks, mounted the namespace.
 func (n Names) EarlierPath(owner string) string { return filepath.Join(n.dir, hash(owner)[:24]) }
 
 func hash(s string) string {
@@ -146,8 +146,8 @@ func hash(s string) string {
 // Bind bind-mounts the namespace at source, a path that NeedsName, at target. made
 // is false if the mount exists already.
 func Bind(source, target string) (made bool, err error) {
-	// Others may enter, as they may /run/netns: the datapath is not root. They may
-	// not write, because mount follows links.
+	// Other users may enter the directory, as they may enter /run/netns: the datapath does not run as root. They may
+	// not write to it, because mount follows links.
 	if err := os.Mkdir(filepath.Dir(target), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return false, err
 	}
@@ -155,7 +155,7 @@ func Bind(source, target string) (made bool, err error) {
 		if Same(source, target) {
 			return false, nil
 		}
-		// Left behind by an earlier container of the same name.
+		// An earlier container of the same name may have left a mount.
 		if err := Unbind(target); err != nil {
 			return false, err
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package spool writes deletions that the datapath was not there to take.
+// Package spool stores deletions for a datapath that does not run.
 //
 // When the datapath does not run, DEL writes one file here, in the form of
 // package deletion, and succeeds; the datapath reads the directory, deletes
@@ -28,11 +28,10 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// Max is how many deletions wait at most.
+// Max is the maximum number of deletions in the spool.
 const Max = 4096
 
-// ErrFull is returned when Max deletions wait already. The caller may try
-// again when the datapath has run.
+// ErrFull is returned when the spool already has Max deletions. The caller may try again after the datapath has run.
 var ErrFull = errors.New("the spool is full")
 
 // ErrNoState: no datapath reads the spool, because it is missing or other users could write deletions to it.
@@ -43,7 +42,7 @@ var ErrNoState = errors.New("not the spool of a node")
 // could contain. A deletion written elsewhere would be lost silently.
 func check(stateDir string) error {
 	self := uint32(os.Geteuid()) //nolint:gosec // a uid
-	datapath := self             // of a node without root
+	datapath := self             // on a node that runs without root
 	if self == 0 {
 		datapath = instance.DatapathID
 	}
@@ -51,9 +50,9 @@ func check(stateDir string) error {
 	for _, d := range []struct {
 		path  string
 		owner uint32
-		mode  fs.FileMode // that other users must not have
+		mode  fs.FileMode // permission bits that must not be set
 	}{{stateDir, 0, 0o002}, {filepath.Dir(dir), 0, 0o002}, {dir, datapath, 0o022}} {
-		stat := os.Stat // an operator may have moved the state by a link
+		stat := os.Stat // an operator may have replaced the state directory by a link
 		if d.path == dir {
 			stat = os.Lstat
 		}
@@ -71,14 +70,14 @@ func check(stateDir string) error {
 		case uid != d.owner && (d.path == dir || uid != self):
 			return fmt.Errorf("%w: %s belongs to uid %d, not to %d", ErrNoState, d.path, uid, d.owner)
 		case fi.Mode().Perm()&d.mode != 0:
-			return fmt.Errorf("%w: %s has mode %#o, others can write to it", ErrNoState, d.path, fi.Mode().Perm())
+			return fmt.Errorf("%w: %s has mode %#o, so other users can write to it", ErrNoState, d.path, fi.Mode().Perm())
 		}
 	}
 	return nil
 }
 
-// Put adds a deletion to the spool of a state directory, which must be prepared,
-// and returns when it is on stable storage, or ctx ends while others write.
+// Put adds a deletion to the spool of a state directory, which must be prepared, and returns when it is on stable
+// storage. It returns an error if ctx ends while other processes write.
 func Put(ctx context.Context, stateDir string, e deletion.Entry) (err error) {
 	dir := deletion.Dir(stateDir)
 	defer func() {
@@ -89,7 +88,7 @@ func Put(ctx context.Context, stateDir string, e deletion.Entry) (err error) {
 	if err := check(stateDir); err != nil {
 		return err
 	}
-	// Deletions come in bursts when a node is drained; the count must hold.
+	// When a node is drained, many deletions arrive at once, and the count must still be right.
 	unlock, err := lock(ctx, dir)
 	if err != nil {
 		return err
@@ -133,7 +132,8 @@ func Has(dir string, o workload.Owner) (bool, error) {
 	return err == nil, err
 }
 
-// Remove takes a deletion back, because the datapath has done it in the meantime. A missing entry is not an error.
+// Remove removes a deletion from the spool, because the datapath has executed it meanwhile. A missing entry is not an
+// error.
 func Remove(dir string, o workload.Owner) error {
 	_, err := durable.Remove(filepath.Join(dir, o.Key()), durable.SyncNone)
 	return err
@@ -148,7 +148,7 @@ func lock(ctx context.Context, dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	// A lock that waits in the kernel could not be ended by ctx.
+	// Do not wait for the lock in the kernel, because ctx could not end that wait.
 	for {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, unix.EINTR) {

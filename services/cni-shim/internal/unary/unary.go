@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package unary makes unary gRPC calls over unix sockets, for a process that makes
-// two of them and ends.
+// Package unary makes unary gRPC calls over unix sockets, for a process that makes two calls and ends.
 //
 // It implements only the necessary part of HTTP/2: a connection for each call, no goroutine, and the request in the
 // same write as the connection's preface. grpc-go does far more, which would be most of such a process's CPU time; the
 // tests compare this package with its server. An idle connection would not answer the server's pings, and a second
 // call is rare, so connections are not reused.
 //
-// Not here: streams, compression, keepalive (every call has a deadline), retries
-// (they are the caller's), TLS.
+// It does not implement streams, compression, keepalive (every call has a deadline), retries (the caller retries) and
+// TLS.
 package unary
 
 import (

@@ -114,7 +114,7 @@ func (i *Identity) CheckReuse(ctx context.Context, addresses []netip.Addr, scarc
 	resp, err := i.client.CheckReuse(ctx, req)
 	switch {
 	case status.Code(err) == codes.Unimplemented:
-		return out, nil // an earlier version of the service, which does not have this check
+		return out, nil // an earlier version of the service, without this check
 	case err != nil:
 		return out, failed("ask whether released addresses may be allocated again", err)
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/ipam/internal/ipam"
 )
 
-// Fill levels in tenths. From the first on, another block is claimed. A block is returned only if the remaining blocks
-// then stay below the second.
+// Fill levels in tenths. If the first level is reached, another block is claimed. A block is returned only if the
+// remaining blocks then stay below the second level.
 const (
 	growAt   = 8
 	shrinkTo = 5
@@ -59,7 +59,7 @@ func (a *Agent) grow(ctx context.Context, f ipam.Family, wanted bool, answer Ans
 	case !b.full() && (!wanted || b.free > 0):
 	case len(b.all) >= a.Settings.MaxBlocks && b.free > 0:
 	case time.Now().Before(pause.until):
-		return // the last result remains valid
+		return // the result of the last claim remains valid
 	case len(b.all) >= a.Settings.MaxBlocks:
 		err = fmt.Errorf("%s: %w: %d", a.Settings.name(f), ErrMaxBlocks, len(b.all))
 	case away != nil:
@@ -132,7 +132,7 @@ func (a *Agent) serving() (ranges []netip.Prefix) {
 	return ranges
 }
 
-// letGo removes blocks that the cluster has given to another node in the meantime: this node does not get them back.
+// letGo removes blocks that the cluster has given to another node meanwhile. This node does not get them back.
 func (a *Agent) letGo(ctx context.Context, taken []netip.Prefix) error {
 	all := a.serving()
 	rest := slices.DeleteFunc(slices.Clone(all), func(p netip.Prefix) bool { return slices.Contains(taken, p) })

@@ -142,8 +142,8 @@ type Options struct {
 	Report func(error)
 	Log    *slog.Logger
 
-	Every   time.Duration // between two registrations; 2 s if 0
-	Retry   time.Duration // after one that failed; 200 ms if 0
+	Every   time.Duration // pause between two registrations; 2 s if 0
+	Retry   time.Duration // pause after a failed registration; 200 ms if 0
 	Patient time.Duration // how long the start waits for the registry's first answer; 3 s if 0
 }
 
@@ -161,12 +161,12 @@ type Agent struct {
 	grown   map[ipam.Family]error   // guarded by mu; result of the last claim of a block
 	step    chan struct{}           // guarded by mu; closed at the end of the next step that begins
 	wanted  map[ipam.Family]bool    // guarded by mu; families for which callers wait for a block
-	logged  map[string]string       // of the loop; the last logged texts
-	spares  map[netip.Prefix]bool   // of the loop; blocks that were empty at the last check
+	logged  map[string]string       // used by the loop only; the last logged texts
+	spares  map[netip.Prefix]bool   // used by the loop only; blocks that were empty at the last check
 	pause   map[ipam.Family]backoff // of the loop
-	// of the loop; blocks that were removed from the file and may not have been returned
+	// used by the loop only; blocks that were removed from the file and perhaps not returned
 	owed map[netip.Prefix]bool
-	// of the loop; last answer of the registry whether addresses wait; nil: none yet
+	// used by the loop only; the registry's last answer whether addresses have to wait; nil: none yet
 	said *bool
 }
 
@@ -255,7 +255,7 @@ func (a *Agent) Note() {
 		a.mu.Lock()
 		failed := a.grown[f] != nil
 		a.mu.Unlock()
-		if b.full() && len(b.all) < a.Settings.MaxBlocks && !failed { // otherwise the loop retries by itself
+		if b.full() && len(b.all) < a.Settings.MaxBlocks && !failed { // after a failure the loop retries by itself
 			a.kick()
 		}
 	}
@@ -303,7 +303,7 @@ func (a *Agent) once(ctx context.Context, wanted map[ipam.Family]bool) (well boo
 	answer, err := a.Registry.Register(ctx, ranges)
 	if err == nil && answer.Registered {
 		err = a.Ranges.SetRefused(ctx, answer.Refused)
-		clear(a.owed) // the registration has returned blocks that are not in the file
+		clear(a.owed) // the registration has also returned blocks that the file does not have
 	}
 	if err == nil && answer.Registered && a.Settings.Mode == Pool {
 		err = a.letGo(ctx, answer.Taken)

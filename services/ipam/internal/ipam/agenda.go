@@ -13,7 +13,7 @@ import (
 type deadline[K any] struct {
 	at    time.Time
 	key   K
-	index int // in the heap; -1 once removed
+	index int // index in the heap; -1 once removed
 }
 
 // agenda orders keys by time. Adding or removing a key takes O(log n).

@@ -271,7 +271,7 @@ func (a *Allocator) Outside() []*Allocation {
 // Run handles calls and deadlines. It returns nil when ctx ends, and an error if the store is lost.
 func (a *Allocator) Run(ctx context.Context) error {
 	defer close(a.stopped)
-	// First commit the deadlines that load has shortened. Otherwise each restart would extend the waits.
+	// First commit the deadlines that load has moved to an earlier time. Otherwise each restart would extend them.
 	wait, err := a.serve(ctx, nil)
 	if err != nil {
 		return err
@@ -385,8 +385,8 @@ func (a *Allocator) serve(ctx context.Context, batch []*call) (time.Duration, er
 }
 
 // decide applies calls in memory, and returns the calls whose answers must wait for the commit. It answers an Allocate
-// that returns a lease or fails immediately. Such a lease may depend on a change whose commit then fails; in that case,
-// a Confirm of the lease is refused.
+// that returns a lease or fails immediately. Such a lease may depend on a change, for example a release, whose commit
+// then fails. In that case, a Confirm of the lease is refused.
 func (a *Allocator) decide(
 	ctx context.Context, batch []*call, now time.Time, did *[verbAllocate]bool, last time.Time,
 ) (waiting []*call) {
@@ -425,7 +425,7 @@ func (a *Allocator) decide(
 func (a *Allocator) writable() error {
 	if a.Problem() != nil && !a.tried {
 		a.tried = true
-		_ = a.write(&Changes{}) // records whether the problem persists
+		_ = a.write(&Changes{}) // write records whether the problem persists
 	}
 	if err := a.Problem(); err != nil {
 		return fmt.Errorf("%w: %w", ErrStore, err)

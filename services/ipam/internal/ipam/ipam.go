@@ -112,7 +112,7 @@ type Allocation struct {
 	Owner     workload.Owner // one interface of one container
 	Addresses []Address      // one or two, IPv4 first
 	State     State
-	Expires   time.Time // of a lease; zero once confirmed
+	Expires   time.Time // end of the lease; zero once confirmed
 	Manager   string    // the program that manages the allocation; empty: the datapath
 }
 
@@ -140,7 +140,7 @@ type Request struct {
 	Wanted       []netip.Addr // at most one per family
 	ValidateOnly bool         // return the result, but create no lease
 	Manager      string       // see Allocation
-	Namespace    string       // of the pod; empty: not a pod
+	Namespace    string       // namespace of the pod; empty: the owner is not a pod
 }
 
 // FieldError is an error about one field of a request. It wraps ErrBadRequest or ErrNoPool.
@@ -236,8 +236,8 @@ func (f *Figures) Serves() bool { return !f.Draining && f.Refused == "" }
 // Summary contains the figures of all pools at the time of the last answer.
 type Summary struct {
 	Pools []Figures
-	// Outside counts allocated addresses that no pool allows any more: a setting reserves them now, or their range is
-	// no longer a pool because it overlaps a new one.
+	// Outside counts allocated addresses that no pool allows any more: a setting now reserves them, or their former
+	// range overlaps a new one.
 	Outside uint64
 	// Owners is the number of allocations.
 	Owners uint64

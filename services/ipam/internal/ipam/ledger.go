@@ -22,7 +22,7 @@ type ledger struct {
 	families    []Family // default for requests without families; empty: the families of the serving ranges
 	pools       []*poolState
 	held        map[workload.Owner]*entry
-	all         []*entry // the entries of held in no order, so that a listing is one copy
+	all         []*entry // the entries of held, in any order, so that a listing is one copy
 	addrs       map[netip.Addr]use
 	leases      agenda[workload.Owner]
 	rests       agenda[netip.Addr]
@@ -136,7 +136,7 @@ func (l *ledger) hold(a *Allocation) {
 	}
 }
 
-// goOn restores the search position of each pool and the order of its released addresses.
+// goOn restores the search position of each pool, and the order in which its released addresses are reused.
 func (l *ledger) goOn(pools []*poolState) {
 	for _, p := range l.pools {
 		for _, q := range pools {
@@ -362,7 +362,7 @@ func (l *ledger) replace(a *Allocation) {
 	l.spaces.holds(a.Owner, namespace)
 }
 
-// lay records in the index that an address is in quarantine.
+// lay records that an address is in quarantine.
 func (l *ledger) lay(a netip.Addr, until time.Time) {
 	l.addrs[a] = use{rest: l.rests.add(until, a)}
 	if p := l.poolFor(a); p != nil {
@@ -476,7 +476,7 @@ func (l *ledger) resolve(r Request) ([]Family, map[Family]netip.Addr, error) {
 	return families, wanted, nil
 }
 
-// expects reports whether the node should have a range of a family, even if none serves.
+// expects reports whether the node should have a range of a family, even if no range of it serves now.
 func (l *ledger) expects(f Family) bool {
 	return slices.Contains(l.families, f) ||
 		slices.ContainsFunc(l.pools, func(p *poolState) bool {
@@ -621,7 +621,7 @@ func (l *ledger) confirm(now time.Time, o workload.Owner, addrs []netip.Addr) (*
 func (l *ledger) confirmed(now time.Time, o workload.Owner, addrs []netip.Addr) (*Allocation, error) {
 	e := l.held[o]
 	if e == nil || e.State == Leased && !now.Before(e.Expires) {
-		return nil, fmt.Errorf("confirm %s: %w (a lease that expired is gone)", o, ErrNotHeld)
+		return nil, fmt.Errorf("confirm %s: %w (its lease may have expired)", o, ErrNotHeld)
 	}
 	if !sameAddresses(e.Addresses, addrs) {
 		return nil, fmt.Errorf("confirm %s: it holds %s, given were %v: %w", o, e.List(), addrs, ErrMismatch)
@@ -694,7 +694,7 @@ func (l *ledger) expire(now time.Time, n int) (leases, rests int, done bool) {
 		} else if d := l.rests.first(); d != nil && !now.Before(d.at) {
 			l.rests.remove(d)
 			if l.asks {
-				// Its record stays in the store, so that it waits again after a restart.
+				// The record of the address stays in the store, so that the address waits again after a restart.
 				l.addrs[d.key] = use{rest: l.waiting.add(d.at, d.key)}
 				continue
 			}

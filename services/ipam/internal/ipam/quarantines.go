@@ -9,12 +9,13 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// reservedPart of the addresses that no owner holds is reserved for namespaces with few addresses in quarantine.
+// reservedPart: one in this many of the addresses that no owner holds is reserved for namespaces with few addresses in
+// quarantine.
 const reservedPart = 8
 
-// quarantines counts the addresses in quarantine by the namespace of their last owner, so that the short-lived pods of
-// one namespace leave addresses to others. It is only in memory: after a restart, addresses in quarantine count for no
-// namespace.
+// quarantines counts the addresses in quarantine by the namespace of their last owner, so that one namespace with
+// short-lived pods cannot use up the addresses of others. It is only in memory: after a restart, addresses in
+// quarantine count for no namespace.
 type quarantines struct {
 	owners map[workload.Owner]string // namespaces of the owners with addresses
 	addrs  map[netip.Addr]string     // the last namespaces of addresses in quarantine
@@ -56,8 +57,9 @@ func (q *quarantines) end(a netip.Addr) {
 	}
 }
 
-// refuses reports whether the free addresses are reserved for other namespaces than one with own of the in addresses in
-// quarantine. A namespace takes at most half of the reserved part that it finds.
+// refuses reports whether the free addresses are reserved for other namespaces than this one. own is the number of
+// addresses in quarantine that count for this namespace, in the number of all addresses in quarantine. A namespace
+// takes at most half of the reserved part that it finds.
 func refuses(own, free, in uint64) bool {
 	return own > 0 && free < (free+in)/reservedPart && own >= free
 }

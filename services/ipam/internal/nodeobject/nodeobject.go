@@ -105,7 +105,7 @@ type object struct {
 	serving, draining  string // annotations
 	addresses          string // annotation of package podrange
 	networkUnavailable bool
-	taint              int // its index; -1 if the Node does not have it
+	taint              int // index of the taint; -1 if the Node does not have it
 }
 
 // New returns a Node, which does nothing until Run is called.
@@ -213,7 +213,7 @@ func (n *Node) Run(ctx context.Context) error {
 		ranges, addresses := n.Ranges.Hub().Changed(), n.Addresses.Changed()
 		var again <-chan time.Time
 		if !n.step(ctx) {
-			again = time.After(retryEvery) // Problem also depends on the time
+			again = time.After(retryEvery) // the result of Problem also depends on the time
 		}
 		select {
 		case <-n.wake:
@@ -306,7 +306,7 @@ func (n *Node) report(why error) {
 	n.Report(n.Problem())
 	switch {
 	case why == nil || before != nil && before.Error() == why.Error():
-	case errors.Is(why, errUnread): // this is so at every first start
+	case errors.Is(why, errUnread): // at every first start, the object was not read yet
 		n.Log.Info("waiting for the Node", log.Err(why))
 	default:
 		n.Log.Warn("no address range is available", log.Err(why))

@@ -26,7 +26,7 @@ const (
 	// freeFor is how long each family must have a free address before the state ends. It limits how often the state
 	// changes.
 	freeFor  = time.Minute
-	interval = time.Second // between two reads of the figures while the pool is exhausted
+	interval = time.Second // pause between two reads of the figures while the pool is exhausted
 )
 
 // Tracker tracks the state.
@@ -65,7 +65,7 @@ func (t *Tracker) Changed() <-chan struct{} {
 // Answered records the result of an allocation.
 func (t *Tracker) Answered(err error) {
 	var e *ipam.ExhaustedError
-	if !errors.As(err, &e) || e.Namespace != "" { // others still get addresses
+	if !errors.As(err, &e) || e.Namespace != "" { // other namespaces still get addresses
 		return
 	}
 	t.mu.Lock()

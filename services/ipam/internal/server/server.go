@@ -164,7 +164,7 @@ func reserved(err error) bool {
 
 // Limits on how long Allocate waits for a released address.
 const (
-	reuseMargin = time.Second      // left before the deadline of the call, so that the error reaches the caller
+	reuseMargin = time.Second      // time that is left before the call's deadline, so that the error reaches the caller
 	reuseMost   = 30 * time.Second // maximum wait of a call without a deadline
 )
 
@@ -289,7 +289,7 @@ func (s *Server) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.G
 		if f.Refused != "" {
 			service.Problems = append(service.Problems, &statusv1.Problem{
 				Reason: statusv1.ProblemReason_PROBLEM_REASON_SETTINGS,
-				Text:   fmt.Sprintf("%s gives no new address: %s", f.Prefix, f.Refused),
+				Text:   fmt.Sprintf("no new addresses are allocated from %s: %s", f.Prefix, f.Refused),
 			})
 		}
 	}

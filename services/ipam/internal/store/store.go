@@ -25,7 +25,7 @@ const Version = 4
 
 const (
 	bucketAllocations = "allocations"
-	bucketReleased    = "resting" // its name since the first version
+	bucketReleased    = "resting" // the name of the bucket since the first version
 	bucketCursors     = "cursors"
 	bucketServing     = "serving" // since version 2
 	bucketRefused     = "refused" // since version 3
@@ -122,7 +122,7 @@ func (s *Store) Load() (*ipam.Contents, error) {
 func each(t *store.Tx, bucket string, f func(k, v []byte) error) error {
 	var errs []error
 	err := t.ForEach(bucket, func(k, v []byte) error {
-		if err := f(k, v); err != nil && len(errs) < 3 { // enough to see a pattern
+		if err := f(k, v); err != nil && len(errs) < 3 { // a few errors are enough to see a pattern
 			errs = append(errs, err)
 		}
 		return nil

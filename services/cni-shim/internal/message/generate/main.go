@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Command generate writes the messages of the plugin from the descriptors of the
-// API: the file named by its argument gets the methods of calls, all fields of
-// their requests, and the fields of their answers that reads lists.
+// Command generate writes the Go messages of the plugin from the descriptors of the API. It writes the file named by
+// its argument: the methods that the plugin calls, all fields of their requests, and those fields of their answers that
+// the plugin reads.
 package main
 
 import (

@@ -25,9 +25,9 @@ type methods struct {
 type use struct {
 	calls  []methods
 	errors []protoreflect.MessageDescriptor // possible details of an error
-	// reads names the fields that are read of each message of an answer. A message
-	// without presence in Go is as good as its defaults; "?" after the name of a
-	// field keeps its presence, as a pointer.
+	// reads names the fields that are read of each message of an answer. An absent message and one with default values
+	// are the same to the plugin. With "?" after its name, a field becomes a pointer, which is nil if the field is
+	// absent.
 	reads map[protoreflect.FullName][]string
 }
 
@@ -54,9 +54,8 @@ type (
 	}
 )
 
-// source is the Go file of the messages, formatted. An error names the message or
-// field of reads that the API does not have, or that no answer contains, and the
-// message of an answer that reads does not have.
+// source returns the formatted Go file of the messages. Its error names a message or field in reads that does not
+// exist in the API or in any answer, or a message of an answer that is missing in reads.
 func (u use) source() ([]byte, error) {
 	b := builder{
 		use: u, seen: map[protoreflect.FullName]bool{}, asked: map[protoreflect.FullName]bool{},
@@ -110,11 +109,11 @@ type builder struct {
 	use
 	file  file
 	seen  map[protoreflect.FullName]bool
-	asked map[protoreflect.FullName]bool // they are in requests: all their fields are written
+	asked map[protoreflect.FullName]bool // messages in requests: all their fields are written
 	enums map[protoreflect.FullName]bool
 }
 
-// ask adds a message of a request, with all messages in it.
+// ask adds a message of a request, and all messages inside it.
 func (b *builder) ask(d protoreflect.MessageDescriptor) {
 	if b.asked[d.FullName()] {
 		return
@@ -128,7 +127,7 @@ func (b *builder) ask(d protoreflect.MessageDescriptor) {
 	b.message(d, func(protoreflect.FieldDescriptor) (use, pointer bool) { return true, true })
 }
 
-// add adds a message of an answer, with the messages in its used fields.
+// add adds a message of an answer, and the messages in the fields that are read.
 func (b *builder) add(d protoreflect.MessageDescriptor) error {
 	if b.seen[d.FullName()] || b.asked[d.FullName()] {
 		return nil
@@ -177,7 +176,7 @@ func (b *builder) message(d protoreflect.MessageDescriptor, used func(protorefle
 	b.file.Messages = append(b.file.Messages, m)
 }
 
-// typeOf is a field's type in Go, and the function of the codec for it.
+// typeOf returns a field's type in Go, and the name of the codec's function for it.
 func (b *builder) typeOf(fd protoreflect.FieldDescriptor, pointer bool) (typ, codec string) {
 	switch k := fd.Kind(); {
 	case fd.IsMap():
@@ -198,7 +197,7 @@ func (b *builder) typeOf(fd protoreflect.FieldDescriptor, pointer bool) (typ, co
 	case k == protoreflect.StringKind:
 		typ, codec = "string", "text"
 	default:
-		typ, codec = k.String(), "varint" // the compiler refuses other kinds
+		typ, codec = k.String(), "varint" // the compiler refuses types that the codec does not have
 	}
 	if fd.IsList() {
 		return "[]" + typ, codec + "s"
@@ -232,13 +231,13 @@ func typeName(d protoreflect.Descriptor) string {
 	return string(d.Name())
 }
 
-// initialisms are words that Go writes otherwise than with a capital first letter.
+// initialisms are words that Go does not write with a capital first letter only.
 var initialisms = map[string]string{
 	"icmp": "ICMP", "icmpv6": "ICMPv6", "id": "ID", "ip": "IP", "ipv4": "IPv4", "ipv6": "IPv6", "mac": "MAC",
 	"mtu": "MTU", "sctp": "SCTP", "tcp": "TCP", "udp": "UDP", "uid": "UID", "url": "URL",
 }
 
-// goName is the Go name of a field or value with words between underscores.
+// goName returns the Go name of a field or value, whose words are separated by underscores.
 func goName(name string) string {
 	words := strings.Split(name, "_")
 	for i, w := range words {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodetest is a node for tests of the plugin: stand-ins of sluice-ipam
-// and sluice-datapath that keep leases and endpoints in memory, follow the
-// rules of their API, and are reached over real unix sockets.
+// Package nodetest is a node for tests of the plugin: stand-ins of sluice-ipam and sluice-datapath that keep leases and
+// endpoints in memory, obey the rules of their API, and listen on real unix sockets.
 package nodetest
 
 import (
@@ -41,22 +40,22 @@ type Node struct {
 
 	RunDir, StateDir string
 	Health           *health.Server // of ipam
-	Lease            time.Duration  // how long an allocation waits to be confirmed; two minutes
+	Lease            time.Duration  // how long a lease waits to be confirmed; two minutes
 
 	mu          sync.Mutex
 	allocations map[string]*ipamv1.Allocation // guarded by mu
-	asked       string                        // the namespace of the last request
+	asked       string                        // the namespace in the last request
 	endpoints   map[string]*datapathv1.Endpoint
 	requests    map[string]*datapathv1.CreateEndpointRequest
 	next        int
 	device      uint32
-	gone        map[string]bool // endpoints whose device has gone
+	gone        map[string]bool // endpoints whose device was removed
 	calls       []string
 	requestIDs  map[string]bool
 	status      *datapathv1.GetStatusResponse
 	differences []*datapathv1.Difference
-	fail        map[string]func(ctx context.Context) error // by method; before anything is done
-	failAfter   map[string]func(ctx context.Context) error // by method; after it was done
+	fail        map[string]func(ctx context.Context) error // by method; called before the method does anything
+	failAfter   map[string]func(ctx context.Context) error // by method; called after the method has done its work
 
 	stops map[string]func() // by service
 }
@@ -87,7 +86,7 @@ func New(t testing.TB) *Node {
 	}
 	// `sluice prepare` creates it; the plugin does not.
 	deletes := filepath.Join(n.StateDir, "cni", "deletes")
-	if err := os.MkdirAll(deletes, 0o755); err != nil { //nolint:gosec // as on a node
+	if err := os.MkdirAll(deletes, 0o755); err != nil { //nolint:gosec // the mode that the directory has on a node
 		t.Fatal(err)
 	}
 	if os.Geteuid() == 0 {
@@ -108,7 +107,7 @@ func New(t testing.TB) *Node {
 	return n
 }
 
-// Start serves one service; it keeps what it knew before.
+// Start starts one service again, with its former state.
 func (n *Node) Start(t testing.TB, service string) {
 	t.Helper()
 	dir := filepath.Join(n.RunDir, service)
@@ -136,12 +135,12 @@ func (n *Node) Start(t testing.TB, service string) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		_ = s.Serve(l) // it ends with Stop
+		_ = s.Serve(l) // Serve returns after Stop
 	}()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// A server that is stopped before it begins to serve closes its listener only
-	// when it begins; until then clients would connect.
+	// A server that is stopped before Serve begins closes its listener only when Serve begins. Until then, clients
+	// would connect.
 	n.stops[service] = func() { s.Stop(); <-served }
 }
 
@@ -154,15 +153,15 @@ func (n *Node) Stop(service string) {
 	stop()
 }
 
-// Fail makes the method (its short name) end with what f returns, before it
-// does anything, unless that is nil.
+// Fail makes the method (given by its short name) call f first. If f returns an error, the method fails with it and
+// does nothing.
 func (n *Node) Fail(method string, f func(context.Context) error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.fail[method] = f
 }
 
-// FailAfter is Fail after the work was done.
+// FailAfter is like Fail, but the method calls f after it has done its work.
 func (n *Node) FailAfter(method string, f func(context.Context) error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -183,36 +182,36 @@ func (n *Node) SetDifferences(d ...*datapathv1.Difference) {
 	n.differences = d
 }
 
-// Calls lists the methods called so far.
+// Calls returns the methods called so far.
 func (n *Node) Calls() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return append([]string(nil), n.calls...)
 }
 
-// RequestIDs is how many different request ids came in.
+// RequestIDs returns the number of different request IDs so far.
 func (n *Node) RequestIDs() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.requestIDs)
 }
 
-// Held counts allocations and endpoints.
+// Held returns the numbers of allocations and endpoints.
 func (n *Node) Held() (allocations, endpoints int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.allocations), len(n.endpoints)
 }
 
-// Forget takes the allocation from the owner "container/interface".
+// Forget removes the allocation of the owner "container/interface".
 func (n *Node) Forget(owner string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.allocations, owner)
 }
 
-// Renew takes the device of the endpoint "container/interface" with its namespace:
-// the next creation makes a new one.
+// Renew removes the device of the endpoint "container/interface" together with its namespace: the next creation makes a
+// new endpoint.
 func (n *Node) Renew(owner string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -260,7 +259,7 @@ func (n *Node) AskedNamespace() string {
 	return n.asked
 }
 
-// Allocate gives 10.244.0.x and fd00:244::x, or the wanted addresses.
+// Allocate allocates 10.244.0.x and fd00:244::x, or the requested addresses.
 func (n *Node) Allocate(_ context.Context, r *ipamv1.AllocateRequest) (*ipamv1.AllocateResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -290,7 +289,7 @@ func (n *Node) Allocate(_ context.Context, r *ipamv1.AllocateRequest) (*ipamv1.A
 	return &ipamv1.AllocateResponse{Allocation: proto.Clone(a).(*ipamv1.Allocation)}, nil
 }
 
-// Release forgets an allocation.
+// Release removes an allocation.
 func (n *Node) Release(_ context.Context, r *ipamv1.ReleaseRequest) (*ipamv1.ReleaseResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -299,7 +298,7 @@ func (n *Node) Release(_ context.Context, r *ipamv1.ReleaseRequest) (*ipamv1.Rel
 	return &ipamv1.ReleaseResponse{Released: a}, nil
 }
 
-// datapath is the other half of Node: both services have a GetStatus.
+// datapath is the second service of Node. It is a separate type, because both services have a GetStatus.
 type datapath struct{ *Node }
 
 func (d datapath) GetStatus(context.Context, *datapathv1.GetStatusRequest) (*datapathv1.GetStatusResponse, error) {
@@ -313,7 +312,7 @@ func (n *Node) GetStatus(context.Context, *ipamv1.GetStatusRequest) (*ipamv1.Get
 	return nil, status.Error(codes.Unimplemented, "not in this test")
 }
 
-// CreateEndpoint confirms the lease and remembers the endpoint.
+// CreateEndpoint confirms the lease and stores the endpoint.
 func (n *Node) CreateEndpoint(_ context.Context, r *datapathv1.CreateEndpointRequest) (*datapathv1.CreateEndpointResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -382,7 +381,7 @@ func withoutLease(r *datapathv1.CreateEndpointRequest) *datapathv1.CreateEndpoin
 	return c
 }
 
-// DeleteEndpoint forgets the endpoint and its allocation.
+// DeleteEndpoint removes the endpoint and its allocation.
 func (n *Node) DeleteEndpoint(_ context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -420,7 +419,7 @@ func (n *Node) CheckEndpoint(_ context.Context, r *datapathv1.CheckEndpointReque
 	return &datapathv1.CheckEndpointResponse{Differences: found}, nil
 }
 
-// ReclaimEndpoints drops what is not listed of the manager's network.
+// ReclaimEndpoints removes the endpoints of the manager's network that are not listed.
 func (n *Node) ReclaimEndpoints(_ context.Context, r *datapathv1.ReclaimEndpointsRequest) (*datapathv1.ReclaimEndpointsResponse, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -124,8 +124,8 @@ func (m *Memory) Size() int64 {
 	return int64(len(m.allocations) + len(m.quarantined))
 }
 
-// Suite runs the tests that every Store must pass. open opens a store. old is nil the first time; later it is the store
-// to close, as if its process were killed, whose content the new store must have.
+// Suite runs the tests that every Store must pass. open opens a store. The first time, old is nil. Later, open closes
+// old as if its process had been killed, and returns a new store with the content of old.
 func Suite(t *testing.T, open func(t *testing.T, old ipam.Store) ipam.Store) {
 	at := time.Unix(1_800_000_000, 123456789)
 	v4, v6 := netip.MustParseAddr("10.0.0.5"), netip.MustParseAddr("fd00::5")

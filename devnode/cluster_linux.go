@@ -252,7 +252,7 @@ func beginNode(ctx context.Context, n *Node) error {
 func (c *Cluster) nodeState(k int) state {
 	s := c.hub.state
 	s.Services = slices.Clone(c.state.Services)
-	if s.Services == nil { // written by an earlier version
+	if s.Services == nil { // an earlier version wrote the state
 		s.Services = slices.DeleteFunc(Services(), isEtcd)
 	}
 	s.Policies, s.Manifests = c.hub.PolicyDir(), c.hub.ServiceDir()

@@ -47,7 +47,7 @@ const (
 	Datapath     = "datapath"
 	DNS          = "dns"
 	Hubble       = "hubble" // only on request
-	Store        = "store"  // only on request, in place of etcd
+	Store        = "store"  // only if requested, instead of etcd
 )
 
 // Services returns the services of every node, in starting order.

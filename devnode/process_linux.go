@@ -77,7 +77,7 @@ func (n *Node) arguments(service string) []string {
 		args = append(args, "--etcd-endpoints="+strings.Join(n.etcdURLs(), ","), "--node="+n.name())
 	case IPAM:
 		args = append(args, "--pools="+strings.Join(cidrs, ","), "--identity="+n.Socket(Identity))
-	case DNS: // the instance gives its paths
+	case DNS: // the other paths follow from the instance
 	case Policy:
 		args = append(args, "--sources-directory="+n.PolicyDir())
 	case LoadBalancer:

@@ -23,8 +23,8 @@ import (
 type Credentials struct {
 	Node        string   `json:"node"`
 	Epoch       uint64   `json:"epoch"`
-	Clients     []string `json:"clients"` // where etcd is: IP:port
-	Enrol       []string `json:"enrol"`   // where EnrolService is: IP:port
+	Clients     []string `json:"clients"` // addresses of etcd, as IP:port
+	Enrol       []string `json:"enrol"`   // addresses of EnrolService, as IP:port
 	CA          string   `json:"ca"`      // PEM
 	Certificate string   `json:"certificate"`
 	Key         string   `json:"key"` // secret
@@ -35,7 +35,7 @@ const File = "store.json"
 
 var schema = durable.Schema{Name: "sluice.store.credentials.v1", Version: 1}
 
-// fileLimit is more than any Credentials need.
+// fileLimit is the maximum size of the file, larger than any Credentials.
 const fileLimit = 64 << 10
 
 // Load reads the credentials from a directory.
@@ -51,7 +51,7 @@ func Load(dir string) (Credentials, error) {
 	return c, nil
 }
 
-// Save replaces the credentials in a directory at once, so that certificate and key always match.
+// Save replaces the credentials in a directory atomically, so that certificate and key always match.
 func (c Credentials) Save(dir string) error {
 	return durable.Save(filepath.Join(dir, File), schema, c, durable.SyncAll)
 }
@@ -101,7 +101,8 @@ func (c Credentials) TLS() (*tls.Config, error) {
 	}
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, RootCAs: roots, ServerName: ServerName(c.Epoch),
-		// Present it also to a server that names other authorities, so that the refusal names the reason.
+		// Present the certificate also to a server that asks for other authorities, so that the refusal names the
+		// reason.
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil },
 	}, nil
 }
@@ -109,7 +110,7 @@ func (c Credentials) TLS() (*tls.Config, error) {
 // Endpoints returns the addresses of etcd in the form of etcd's client.
 func (c Credentials) Endpoints() []string {
 	if len(c.Clients) == 0 {
-		return []string{"https://127.0.0.1:1"} // etcd's client demands one, and nothing is there
+		return []string{"https://127.0.0.1:1"} // etcd's client requires an endpoint; nothing listens on this one
 	}
 	var all []string
 	for _, a := range c.Clients {
@@ -122,8 +123,8 @@ func encodePEM(kind string, der []byte) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
 }
 
-// Transport returns the credentials of gRPC connections to members. gRPC's own take the name of the server from its
-// address, whatever the configuration of TLS says.
+// Transport returns the credentials of gRPC connections to members. The credentials of gRPC itself would check the
+// server's address instead of the name in the TLS configuration.
 func (c Credentials) Transport() (credentials.TransportCredentials, error) {
 	t, err := c.TLS()
 	if err != nil {

@@ -24,7 +24,7 @@ import (
 	storev1 "github.com/sluice-net/sluice/proto/gen/sluice/store/v1"
 )
 
-// each is how long one member has to answer.
+// each is the timeout of a call to one member.
 const each = 10 * time.Second
 
 // Request is the key pair for which a node wants a certificate. A call that is repeated with it uses the token once.
@@ -60,7 +60,7 @@ func Enrol(ctx context.Context, t Token, node string, r *Request) (Credentials, 
 	return c, err
 }
 
-// EnrolMember exchanges a join token for what a member starts with.
+// EnrolMember exchanges a join token for the data that a new member needs to start.
 func EnrolMember(ctx context.Context, t Token, name, address string) (*storev1.EnrolMemberResponse, error) {
 	var resp *storev1.EnrolMemberResponse
 	err := call(ctx, t.Addresses, pinned(t.CA, 1), func(ctx context.Context, s storev1.EnrolServiceClient) (err error) {
@@ -92,8 +92,8 @@ func Renew(ctx context.Context, old Credentials) (Credentials, error) {
 	return c, err
 }
 
-// Locate asks where the members are, and returns the credentials with the present addresses and epoch. Of members that
-// answer, it uses the one with the highest epoch.
+// Locate asks where the members are, and returns the credentials with the present addresses and epoch. If members
+// answer with different epochs, it uses the highest one.
 func Locate(ctx context.Context, old Credentials) (Credentials, error) {
 	t, err := old.atLeast()
 	if err != nil {
@@ -121,7 +121,7 @@ func Locate(ctx context.Context, old Credentials) (Credentials, error) {
 	return old, errors.Join(errs...)
 }
 
-// at sets epoch and addresses. An epoch never becomes lower.
+// at sets the epoch and the addresses. It refuses a lower epoch.
 func (c *Credentials) at(m *storev1.ListMembersResponse) error {
 	if m.GetEpoch() < c.Epoch || len(m.GetClientAddresses()) == 0 || len(m.GetEnrolAddresses()) == 0 {
 		return fmt.Errorf("a member answered with epoch %d and %d addresses; this node knows epoch %d",
@@ -149,7 +149,7 @@ func (r *Request) credentials(node string, resp *storev1.EnrolResponse) (Credent
 	return c, nil
 }
 
-// call calls the members in their order, until one answers with something else than that it cannot.
+// call calls the members in order, until one of them gives an answer other than that it is unavailable.
 func call(ctx context.Context, addresses []string, t *tls.Config,
 	do func(context.Context, storev1.EnrolServiceClient) error,
 ) error {

@@ -24,8 +24,8 @@ type MemberState struct {
 	Epoch          uint64 `json:"epoch"`
 	ClusterToken   string `json:"clusterToken"`
 	InitialCluster string `json:"initialCluster"` // etcd's, without an address for a member that was the first
-	Joined         bool   `json:"joined"`         // the member joined others, so it never begins a cluster
-	Address        string `json:"address"`        // IP address with which it joined
+	Joined         bool   `json:"joined"`         // the member joined an existing cluster, so it never begins one
+	Address        string `json:"address"`        // IP address with which the member joined
 	Started        bool   `json:"started"`        // etcd's data exists
 	Authority      string `json:"authority"`      // PEM
 }
@@ -33,12 +33,12 @@ type MemberState struct {
 // Restore is a request to continue the store as one member with other data, in the next epoch. sluice-store executes
 // it at its next start.
 type Restore struct {
-	Epoch        uint64 `json:"epoch"` // the next one, as far as MemberFile knows
+	Epoch        uint64 `json:"epoch"` // the next epoch, as far as MemberFile knows
 	ClusterToken string `json:"clusterToken"`
 	Snapshot     bool   `json:"snapshot"` // the data is in SnapshotFile; else this member's own data continue
 }
 
-// The files in the state directory of a member that others write than sluice-store.
+// The files in a member's state directory that other programs than sluice-store write.
 const (
 	MemberFile   = "member.json"
 	LockFile     = "lock"
@@ -47,16 +47,16 @@ const (
 )
 
 var (
-	// MemberSchema is the form of MemberFile.
+	// MemberSchema is the schema of MemberFile.
 	MemberSchema = durable.Schema{Name: "sluice.store.member.v1", Version: 1}
-	// RestoreSchema is the form of RestoreFile.
+	// RestoreSchema is the schema of RestoreFile.
 	RestoreSchema = durable.Schema{Name: "sluice.store.restore.v1", Version: 1}
 )
 
-// MemberLimit is more than any MemberState needs.
+// MemberLimit is the maximum size of the file, larger than any MemberState.
 const MemberLimit = 64 << 10
 
-// ErrExists is returned where a machine is a member already.
+// ErrExists is returned if the machine is already a member.
 var ErrExists = errors.New("this machine has a store")
 
 // SaveMember writes the state of a member that joins, for the first start of its process.
@@ -71,7 +71,7 @@ func SaveMember(dir, name, address string, r *storev1.EnrolMemberResponse) error
 	}, durable.SyncAll)
 }
 
-// FreeForMember returns ErrExists if the state directory is one of a member.
+// FreeForMember returns ErrExists if the state directory belongs to a member.
 func FreeForMember(dir string) error {
 	path := filepath.Join(dir, MemberFile)
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
@@ -80,11 +80,11 @@ func FreeForMember(dir string) error {
 	return nil
 }
 
-// lockWait is how long a process that ends may keep the lock.
+// lockWait is how long nextEpoch waits for an ending process to release the lock.
 const lockWait = 5 * time.Second
 
-// CheckRestore returns the epoch that RequestRestore would return, or its error, and changes nothing. It does not look
-// at a snapshot.
+// CheckRestore returns the epoch that RequestRestore would return, or its error, and changes nothing. It does not check
+// a snapshot.
 func CheckRestore(dir string) (epoch uint64, err error) {
 	epoch, lock, err := nextEpoch(dir)
 	if err != nil {
@@ -107,7 +107,7 @@ func nextEpoch(dir string) (uint64, io.Closer, error) {
 	return state.Epoch + 1, lock, nil
 }
 
-// RequestRestore has the member of a state directory, whose process does not run, continue as the only one, in the
+// RequestRestore makes the member of a state directory, whose process does not run, continue as the only member, in the
 // next epoch: with a snapshot or, if snapshot is nil, with its own data. It returns the least number of that epoch:
 // sluice-store takes a later one if MemberFile is a copy that is older than the data.
 func RequestRestore(dir string, snapshot io.Reader) (epoch uint64, err error) {
@@ -115,7 +115,7 @@ func RequestRestore(dir string, snapshot io.Reader) (epoch uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	defer lock.Close() //nolint:errcheck // it was only held
+	defer lock.Close() //nolint:errcheck // the lock was only held
 	r := Restore{Epoch: epoch, ClusterToken: rand.Text(), Snapshot: snapshot != nil}
 	// A former request must not find this request's snapshot.
 	if _, err := durable.Remove(filepath.Join(dir, RestoreFile), durable.SyncAll); err != nil {
@@ -129,7 +129,7 @@ func RequestRestore(dir string, snapshot io.Reader) (epoch uint64, err error) {
 	return r.Epoch, durable.Save(filepath.Join(dir, RestoreFile), RestoreSchema, r, durable.SyncAll)
 }
 
-// copyTo replaces a file that the user of sluice-store may have made, and follows no link.
+// copyTo replaces a file. It follows no link, because the user of sluice-store may have created the former file.
 func copyTo(path string, from io.Reader) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
 	if err != nil {

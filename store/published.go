@@ -20,7 +20,7 @@ import (
 
 // Names in Kubernetes.
 const (
-	// ObjectName is the name of the ConfigMap that says where the store is, and of the Lease that decides its epoch.
+	// ObjectName is the name of the ConfigMap with the addresses of the store, and of the Lease that decides its epoch.
 	ObjectName = "sluice-store"
 	// Audience is the audience of the tokens by which nodes enrol.
 	Audience = "sluice-store"
@@ -34,9 +34,9 @@ const (
 // store may write.
 type Published struct {
 	Epoch   uint64
-	ID      string   // of the data of this epoch
-	Clients []string // where etcd is: IP:port
-	Enrol   []string // where EnrolService is: IP:port
+	ID      string   // ID of the data of this epoch
+	Clients []string // addresses of etcd, as IP:port
+	Enrol   []string // addresses of EnrolService, as IP:port
 	CA      string   // PEM
 }
 
@@ -87,7 +87,7 @@ func (p Published) hash() (sum [sha256.Size]byte, err error) {
 	return sha256.Sum256(b.Bytes), nil
 }
 
-// Answers reports whether a member is there and serves nodes in the published epoch.
+// Answers reports whether a member answers and serves nodes in the published epoch.
 func (p Published) Answers(ctx context.Context) bool {
 	hash, err := p.hash()
 	if err != nil {

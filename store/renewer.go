@@ -27,15 +27,16 @@ type Renewer struct {
 	now func() time.Time
 	// failed has an element after a connection failed, until the next request; news after Publish.
 	failed, news chan struct{}
-	// For a store in Kubernetes: the name of the node, and the token by which it enrols. token is nil for another store.
+	// For a store in Kubernetes: the name of the node, and a function that returns the token with which it enrols.
+	// token is nil for another store.
 	node  string
 	token func() (string, error)
 
 	mu        sync.Mutex
 	current   Credentials // guarded by mu
-	published Published   // guarded by mu; by a store in Kubernetes
+	published Published   // guarded by mu; what a store in Kubernetes has published
 	doubtful  bool        // guarded by mu; a connection failed, and no member has accepted the credentials since then
-	problem   error       // guarded by mu; of the last attempt
+	problem   error       // guarded by mu; error of the last attempt
 }
 
 // NewRenewer reads the credentials in a directory, which has one Renewer.
@@ -62,9 +63,9 @@ func newRenewer(dir, node string, now func() time.Time, l *slog.Logger) *Renewer
 	}
 }
 
-// NewKubernetesRenewer returns the Renewer of a node of a store in Kubernetes. Publish says where the store is. The
-// node enrols by a token of its account whenever its credentials are of no use: credentials that are missing, corrupt
-// or of another node are no error.
+// NewKubernetesRenewer returns the Renewer of a node of a store in Kubernetes. The caller passes the addresses of the
+// store to Publish. Whenever the node has no usable credentials, it enrols with a token of its account. So missing or
+// corrupt credentials, or credentials of another node, are not an error.
 func NewKubernetesRenewer(
 	dir, node string, token func() (string, error), now func() time.Time, l *slog.Logger,
 ) *Renewer {
@@ -87,7 +88,7 @@ func NewKubernetesRenewer(
 // InKubernetes reports whether the store is in Kubernetes. Such a store has a key by which it allows new numbers.
 func (r *Renewer) InKubernetes() bool { return r.token != nil }
 
-// Publish tells where a store in Kubernetes is.
+// Publish sets the addresses of a store in Kubernetes.
 func (r *Renewer) Publish(p Published) {
 	r.mu.Lock()
 	r.published = p
@@ -128,7 +129,7 @@ func (r *Renewer) Failed() {
 const (
 	locateEvery = time.Minute
 	retryAfter  = 15 * time.Second
-	soon        = 4 * time.Second // least time to the next request after a connection failed
+	soon        = 4 * time.Second // minimum time to the next request after a connection has failed
 )
 
 // Run renews until ctx ends. changed is called after each change.
@@ -196,7 +197,8 @@ func (r *Renewer) next(ctx context.Context, old Credentials) (c Credentials, due
 	return c, due, err
 }
 
-// follow is next for a store in Kubernetes: the node enrols in each new epoch, which has another CA.
+// follow does the same as next for a store in Kubernetes: the node enrols in each new epoch, because the CA has
+// changed.
 func (r *Renewer) follow(ctx context.Context, old Credentials) (c Credentials, due bool, err error) {
 	r.mu.Lock()
 	p, doubtful := r.published, r.doubtful
@@ -231,8 +233,8 @@ func (r *Renewer) follow(ctx context.Context, old Credentials) (c Credentials, d
 }
 
 // check asks a member whether it accepts the credentials, and enrols if it does not: the store withdraws them when the
-// Node is deleted, and the Node may have been created again. enrolled reports whether the node enrols. A member that
-// does not answer says nothing about the credentials.
+// Node is deleted, and the Node may have been created again. enrolled reports whether the node enrols. If no member
+// answers, the credentials stay unchanged.
 func (r *Renewer) check(ctx context.Context, old Credentials, p Published) (c Credentials, enrolled bool, err error) {
 	_, err = Locate(ctx, old)
 	if status.Code(err) != codes.Unauthenticated {

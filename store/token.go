@@ -25,7 +25,7 @@ type Token struct {
 	Member    bool // the machine becomes a member
 }
 
-// tokenPrefix begins the text of each token, so that people and scanners for secrets recognise it.
+// tokenPrefix is the beginning of each token, by which people and secret scanners recognise it.
 const tokenPrefix = "sluice-join-1-"
 
 type tokenText struct {
@@ -39,7 +39,7 @@ type tokenText struct {
 func (t Token) String() string {
 	b, err := json.Marshal(tokenText{t.Addresses, t.CA[:], t.Secret, t.Member})
 	if err != nil {
-		panic(err) // strings and bytes always have a form in JSON
+		panic(err) // strings and bytes can always be encoded as JSON
 	}
 	return tokenPrefix + base64.RawURLEncoding.EncodeToString(b)
 }
@@ -52,11 +52,11 @@ func ParseToken(text string) (Token, error) {
 	}
 	b, err := base64.RawURLEncoding.DecodeString(encoded)
 	if err != nil {
-		return Token{}, errors.New("the join token is cut or changed: copy all of it")
+		return Token{}, errors.New("the join token is incomplete or changed: copy all of it")
 	}
 	var t tokenText
 	if err := json.Unmarshal(b, &t); err != nil || len(t.CA) != sha256.Size || t.Secret == "" || len(t.Addresses) == 0 {
-		return Token{}, errors.New("the join token is cut or changed: copy all of it")
+		return Token{}, errors.New("the join token is incomplete or changed: copy all of it")
 	}
 	for _, a := range t.Addresses {
 		if _, err := netip.ParseAddrPort(a); err != nil {
@@ -67,7 +67,7 @@ func ParseToken(text string) (Token, error) {
 }
 
 // ServerName is the name in the certificates of members in an epoch. A node that knows an epoch refuses members of an
-// earlier one, such as a machine that was left behind by a restored snapshot.
+// earlier one, such as a machine that still runs the data from before a restored snapshot.
 func ServerName(epoch uint64) string { return fmt.Sprintf("epoch-%d.store.sluice", epoch) }
 
 // epochOf is the inverse of ServerName.

@@ -43,7 +43,7 @@ type KubernetesConfig struct {
 func defaults(p instance.Paths) Config {
 	node, err := os.Hostname()
 	if err != nil {
-		node = "" // Validate asks for it
+		node = "" // Validate reports the missing name
 	}
 	return Config{
 		Node: node, StateDir: p.ServiceStateDir("store"), EtcdSocket: filepath.Join(p.ServiceRunDir("store"), "etcd.sock"),
@@ -54,10 +54,10 @@ func defaults(p instance.Paths) Config {
 	}
 }
 
-// minTakeover leaves time for several renewals, and for etcd, which counts in seconds.
+// minTakeover leaves time for several renewals of the Lease, and for etcd, which counts lease times in seconds.
 const minTakeover = 6 * time.Second
 
-// minQuota is what the store itself and a small cluster need.
+// minQuota is the space that the store itself and a small cluster need.
 const minQuota = 16 << 20
 
 // Validate reports invalid settings. Package config calls it.

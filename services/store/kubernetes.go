@@ -25,20 +25,21 @@ type cluster struct {
 	lease   *lease.Lease
 	account func(ctx context.Context, token string) (node string, err error)
 	nodes   *accounts.Nodes
-	id      string       // of the store's data
+	id      string       // ID of the store's data
 	found   member.Found // how the store begins, if it has no data
 
 	controllers *accounts.Controllers
 }
 
-// reviews limits the requests of this process to the Kubernetes API, in a second. All nodes enrol when an epoch begins,
-// and each enrolment is a request.
+// reviews is the maximum number of requests per second from this process to the Kubernetes API. All nodes enrol when an
+// epoch begins, and each enrolment is a request.
 const reviews = 100
 
-// maxStarts is how often the process starts with data with which etcd does not become ready. The data are a cache.
+// maxStarts is how often the process starts with the same data if etcd does not become ready. In Kubernetes, the data
+// are only a cache.
 const maxStarts = 2
 
-// begin waits until this process may run the store. On machines it may at once.
+// begin waits until this process may run the store. Outside of Kubernetes it returns at once.
 func begin(ctx context.Context, p *process.Process, cfg Config) (*cluster, error) {
 	if !cfg.Kubernetes.Enabled() {
 		return &cluster{}, nil
@@ -104,7 +105,7 @@ func (c *cluster) starts(cfg Config) error {
 	return member.BeginStart(cfg.StateDir)
 }
 
-// started ends what starts began.
+// started ends the count that starts began.
 func (c *cluster) started(cfg Config) error {
 	if c.lease == nil {
 		return nil

@@ -145,9 +145,9 @@ func unlessDone(ctx context.Context, err error) error {
 	return err
 }
 
-// prepare makes the users and roles of the store and, except in Kubernetes, of this machine's node. It repeats that
-// until it succeeds: a new member waits for the others. It returns false when ctx ends first. No client is served
-// before.
+// prepare makes the users and roles of the store and, except in Kubernetes, of this machine's node. It retries until it
+// succeeds: a new member has to wait for the others. It returns false if ctx ends first. No client is served before it
+// returns true.
 func prepare(ctx context.Context, rights *access.Access, epoch uint64, cfg Config, p *process.Process) bool {
 	for logged := false; ; {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -186,7 +186,7 @@ func certificates(m *member.Member) (*atomic.Pointer[tls.Certificate], error) {
 	return &cert, nil
 }
 
-// renew replaces this member's certificate for its servers every day, of the seven that it is valid.
+// renew replaces this member's certificate for its servers every day. A certificate is valid for seven days.
 func renew(ctx context.Context, m *member.Member, cert *atomic.Pointer[tls.Certificate], p *process.Process) error {
 	tick := time.NewTicker(24 * time.Hour)
 	defer tick.Stop()
@@ -218,7 +218,8 @@ func (l *listeners) close() {
 	}
 }
 
-// listen opens the sockets. The group may connect to the unix socket; the gateway then asks the kernel for the user.
+// listen opens the sockets. All members of the group may connect to the unix socket; the gateway then checks the user
+// ID.
 func listen(cfg Config, address string) (l *listeners, err error) {
 	l = &listeners{}
 	defer func() {

@@ -4,7 +4,7 @@
 // Package access decides what a node may do in the store: which users and roles etcd has, which machines have
 // credentials, and which join tokens are valid.
 //
-// All of it is in etcd, below a prefix that no node can read, so that every member decides alike.
+// All of this is stored in etcd, below a prefix that no node can read, so all members decide alike.
 package access
 
 import (
@@ -70,7 +70,7 @@ const (
 // Access changes etcd with every right.
 type Access struct {
 	etcd   repeating
-	prefix string // of the keys of nodes
+	prefix string // prefix of the keys of nodes
 	now    func() time.Time
 
 	allowed int64 // lease of allocateKey; used by one goroutine
@@ -99,9 +99,9 @@ func CheckMemberName(name string) error {
 	return CheckName(name)
 }
 
-// Prepare makes the administrator and the common roles, and has etcd demand a user from then on. In data of an earlier
-// epoch it ends all join tokens, because a used one would be valid again, and prevents new allocations for claimTime.
-// Before Prepare, no client may be served. It may be repeated.
+// Prepare creates the administrator and the common roles, and makes etcd require a user for every request. If the data
+// are from an earlier epoch, it removes all join tokens, because a used token could be valid again, and prevents new
+// allocations for claimTime. No client may be served before Prepare. It may be repeated.
 func (a *Access) Prepare(ctx context.Context, epoch uint64) error {
 	root := member.Root(ctx)
 	if err := a.begin(root, epoch); err != nil {
@@ -135,12 +135,12 @@ func (a *Access) Prepare(ctx context.Context, epoch uint64) error {
 	return nil
 }
 
-// claimTime is how long nodes claim what they hold after a restore, before anything new is allocated. A node finds the
-// new epoch within seconds.
+// claimTime is how long, after a restore, nodes only claim the numbers and ranges that they hold, before new ones are
+// allocated. A node notices the new epoch within seconds.
 const claimTime = time.Minute
 
-// begin begins an epoch, unless the data are of this epoch: it removes all tokens and, after a restore, writes the key
-// that prevents new allocations for claimTime.
+// begin begins an epoch, unless the data are already of this epoch: it removes all tokens and, after a restore, writes
+// the key that prevents new allocations for claimTime.
 func (a *Access) begin(root context.Context, epoch uint64) error {
 	value := []byte(strconv.FormatUint(epoch, 10))
 	have, err := a.etcd.Range(root, &pb.RangeRequest{Key: []byte(member.EpochKey)})
@@ -199,8 +199,8 @@ func below(kind authpb.Permission_Type, key string) *authpb.Permission {
 	return &authpb.Permission{PermType: kind, Key: []byte(key), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(key))}
 }
 
-// role makes a role if it is absent, and adds permissions that it lacks. Each write would make etcd repeat the requests
-// of all nodes that are under way.
+// role makes a role if it is absent, and adds permissions that it lacks. It avoids needless writes: each one makes etcd
+// repeat all requests in progress.
 func (a *Access) role(ctx context.Context, name string, want []*authpb.Permission) error {
 	root := member.Root(ctx)
 	have, err := a.etcd.RoleGet(root, &pb.AuthRoleGetRequest{Role: name})
@@ -269,13 +269,13 @@ func (a *Access) allow(ctx context.Context, node string, also ...string) error {
 	return a.user(ctx, user, append([]string{commonRole, user}, also...)...)
 }
 
-// AllowLocal gives the node of a member's machine its rights. It also writes the settings of ipam, which must be the
-// same on all nodes: this machine has the keys of the store, so the right adds none.
+// AllowLocal gives the node of a member's machine its rights. This node may also write the settings of ipam, which must
+// be equal on all nodes. That is no additional risk, because its machine has the keys of the store.
 func (a *Access) AllowLocal(ctx context.Context, node string) error {
 	if err := CheckName(node); err != nil {
 		return err
 	}
-	// A record of an enrolled machine of that name stays: this name then has two ways to connect.
+	// If another machine is enrolled under this name, its record stays: both can then connect as this node.
 	value, err := json.Marshal(Node{})
 	if err != nil {
 		return err
@@ -307,8 +307,8 @@ func (a *Access) Nodes(ctx context.Context) (out []Node, err error) {
 	return out, nil
 }
 
-// Check returns ErrRefused unless a certificate of this enrolment is accepted for the node. It reads the data of this
-// member alone, so that nodes connect to a store without a quorum and read.
+// Check returns ErrRefused unless a certificate of this enrolment is accepted for the node. It only reads the data of
+// this member, so that nodes can connect to a store without a quorum, and read.
 func (a *Access) Check(ctx context.Context, node, enrolment string) error {
 	n, _, err := a.node(ctx, node, true)
 	switch {
@@ -367,7 +367,7 @@ func (a *Access) Renewed(ctx context.Context, node, enrolment string, expires ti
 }
 
 // Revoke withdraws the credentials of a node, and reports whether it had any. From then on etcd refuses its requests.
-// With validateOnly it only looks.
+// With validateOnly it changes nothing.
 func (a *Access) Revoke(ctx context.Context, node string, validateOnly bool) (bool, error) {
 	if err := CheckName(node); err != nil {
 		return false, err

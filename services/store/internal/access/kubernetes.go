@@ -38,8 +38,8 @@ func (a *Access) EnrolAccount(ctx context.Context, node string) (enrolment strin
 	return enrolment, a.allow(ctx, node, settingsRole)
 }
 
-// LimitSettings lets the nodes of a store in Kubernetes write the settings of ipam while the key is absent: each epoch
-// begins without settings, and any node may be the first. Afterwards no node may change them.
+// LimitSettings allows the nodes of a store in Kubernetes to write the settings of ipam while the key is absent: each
+// epoch begins without settings, and any node may be the first. Afterwards no node may change them.
 func (a *Access) LimitSettings(ctx context.Context) error {
 	root := member.Root(ctx)
 	have, err := a.etcd.Range(root, &pb.RangeRequest{Key: []byte(a.prefix + settingsKey), CountOnly: true})
@@ -66,8 +66,8 @@ func (a *Access) LimitSettings(ctx context.Context) error {
 	return nil
 }
 
-// LetAssign lets these nodes publish the podCIDRs of all nodes, and no others: with this right, a compromised node
-// could take ranges of others.
+// LetAssign allows exactly these nodes to publish the podCIDRs of all nodes. With this permission, a compromised node
+// could take the ranges of other nodes.
 func (a *Access) LetAssign(ctx context.Context, nodes []string) error {
 	assigned := below(authpb.READWRITE, a.prefix+"/ip/.assigned/")
 	if err := a.role(ctx, assignerRole, []*authpb.Permission{assigned}); err != nil {
@@ -120,11 +120,11 @@ func (a *Access) Allow(ctx context.Context, d time.Duration) error {
 	if _, err := a.etcd.Put(root, entry); err != nil {
 		return fmt.Errorf("allow new numbers: %w", err)
 	}
-	a.allowed = grant.ID // only now: without the key, the next call must write it
+	a.allowed = grant.ID // only now: if a step before failed, the next call must write the key
 	return nil
 }
 
-// Forbid ends what Allow of an earlier process allowed: etcd prolongs all leases when it starts.
+// Forbid revokes what Allow of an earlier process has allowed: when etcd starts, it extends all leases.
 func (a *Access) Forbid(ctx context.Context) error {
 	_, err := a.etcd.DeleteRange(member.Root(ctx), &pb.DeleteRangeRequest{Key: []byte(a.prefix + allocateKey)})
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 
 // token is a join token as the store keeps it, under the hash of its secret.
 type token struct {
-	Node    string    `json:"node"` // the only node; empty: any without credentials
+	Node    string    `json:"node"` // the only node that may use it; empty: any node without credentials
 	Member  bool      `json:"member"`
 	Expires time.Time `json:"expires"`
 	// UsedBy is the hash of the public key that used it, or a member. The same user may repeat its call.
@@ -27,7 +27,7 @@ type token struct {
 	Enrolment string `json:"enrolment"` // of UsedNode
 }
 
-// kept is how long an expired token is known, so that the refusal names the reason.
+// kept is how long an expired token is kept, so that a refusal can name the reason.
 const kept = time.Hour
 
 func tokenKey(secret string) string {
@@ -50,7 +50,7 @@ func (a *Access) NewToken(ctx context.Context, node string, forMember bool, vali
 		return "", time.Time{}, err
 	}
 	root := member.Root(ctx)
-	// The lease also ends the token where the clock of a member is wrong.
+	// The lease also removes the token if the clock of a member is wrong.
 	lease, err := a.etcd.LeaseGrant(root, &pb.LeaseGrantRequest{TTL: int64((valid + kept) / time.Second)})
 	if err != nil {
 		return "", time.Time{}, fmt.Errorf("grant a lease for the token: %w", err)

@@ -17,10 +17,10 @@ import (
 	"github.com/sluice-net/sluice/store"
 )
 
-// ErrRefused is returned for a token that is not of a pod of Sluice's nodes.
+// ErrRefused is returned for a token that does not belong to a pod of Sluice's nodes.
 var ErrRefused = errors.New("the token of the Kubernetes account is refused")
 
-// nodeClaim is the name of the node in the answer about a token that is bound to a pod.
+// nodeClaim is the key of the node's name in the review of a token that is bound to a pod.
 const nodeClaim = "authentication.kubernetes.io/node-name"
 
 // Reviewer asks the API server about tokens.

@@ -22,7 +22,7 @@ type Nodes struct {
 	client rest.Interface
 	every  time.Duration
 	log    *slog.Logger
-	absent map[string]bool // in the last list
+	absent map[string]bool // names without a Node in the last list
 }
 
 // NewNodes returns a Nodes that lists the Nodes of a cluster at an interval.

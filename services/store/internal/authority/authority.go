@@ -3,10 +3,10 @@
 
 // Package authority issues the certificates of one store.
 //
-// It has two CAs. The CA of members signs what members present to each other; a certificate of it allows to change
-// everything. The CA of nodes signs the server certificates of members and the client certificates of nodes. So a node
-// cannot pass for a member: its certificate is of the wrong CA for the members' port, and has the wrong usage for a
-// server.
+// It has two CAs. The CA of members signs the certificates that members present to each other; with such a certificate,
+// everything can be changed. The CA of nodes signs the server certificates of members and the client certificates of
+// nodes. So a node cannot act as a member: its certificate is of the wrong CA for the members' port, and has the wrong
+// usage for a server.
 package authority
 
 import (
@@ -45,8 +45,8 @@ func User(node string) string { return nodePrefix + node }
 // Node returns the node of a user; false if the user is no node.
 func Node(user string) (string, bool) { return strings.CutPrefix(user, nodePrefix) }
 
-// ServerName is the name in the certificates of the members for nodes. It contains the epoch, so that a member that was
-// left behind by a restored snapshot is refused by nodes that know the later epoch.
+// ServerName is the name in the certificates of the members for nodes. It contains the epoch, so that nodes that know
+// the epoch of a restored snapshot refuse a member that still runs an earlier epoch.
 func ServerName(epoch uint64) string { return fmt.Sprintf("epoch-%d.store.sluice", epoch) }
 
 // peerName is the name in the certificates of members for each other.
@@ -180,8 +180,8 @@ func (a *Authority) MembersPEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: certBlock, Bytes: a.members.cert.Raw})
 }
 
-// Sign issues the client certificate of a node for the public key of a PKCS #10 request. Only the key of the request is
-// used. The enrolment distinguishes a machine from a later one with its name.
+// Sign issues the client certificate of a node for the public key of a PKCS #10 request. It only uses the key in the
+// request. The enrolment distinguishes a machine from a later one with its name.
 func (a *Authority) Sign(node, enrolment string, request []byte) (*x509.Certificate, error) {
 	key, err := Key(request)
 	if err != nil {
@@ -231,8 +231,8 @@ func (a *Authority) issue(ca pair, c *x509.Certificate, key *ecdsa.PublicKey) (*
 	return x509.ParseCertificate(der)
 }
 
-// Server returns a certificate of a member for its servers, with the certificate of the CA behind it: a machine that
-// joins knows only the hash of that one.
+// Server returns a certificate of a member for its servers, followed by the certificate of the CA: a machine that joins
+// only knows the CA's hash.
 func (a *Authority) Server(member string, epoch uint64) (*tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

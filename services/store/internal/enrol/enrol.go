@@ -39,7 +39,7 @@ import (
 // Bounds of a port that anyone may reach.
 const (
 	maxConnections = 256
-	maxPerSource   = 16 // connections of one address
+	maxPerSource   = 16 // connections from one address
 	maxMessage     = 32 << 10
 	maxAge         = time.Minute // of a connection
 )
@@ -53,7 +53,7 @@ type Options struct {
 	Account    func(ctx context.Context, token string) (node string, err error)
 	EnrolPort  int
 	MemberPort int
-	Answer     func(error) error // to the code and the reason of a call
+	Answer     func(error) error // adds the code and the reason to the error of a call
 	Log        *slog.Logger
 	Now        func() time.Time
 }
@@ -92,7 +92,7 @@ func (s *Server) Serve(l net.Listener) error {
 // Stop ends all connections.
 func (s *Server) Stop() { s.grpc.Stop() }
 
-// around bounds the time of a call and logs refusals: attempts with other people's tokens must be visible.
+// around limits the time of a call, and logs refusals, so that attempts with stolen tokens are visible.
 func (s *Server) around(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (any, error) {
@@ -189,7 +189,8 @@ func (s *Server) EnrolMember(
 		return nil, fmt.Errorf("%w: the address %q of the member is not IP:port", member.ErrNotChanged, r.GetPeerAddress())
 	}
 	for _, p := range s.o.Member.Peers() {
-		// Also at the same address: once the member has started, no other machine gets the keys by its token.
+		// Refuse this even for the same address: once the member has started, no other machine may get the keys with
+		// its token.
 		if p.Name == r.GetName() {
 			return nil, fmt.Errorf("%w: a member called %s exists; remove it first (sluice store member remove)",
 				member.ErrNotChanged, p.Name)
@@ -226,7 +227,7 @@ func (s *Server) members() *storev1.ListMembersResponse {
 	return Members(s.o.Member, s.o.EnrolPort)
 }
 
-// Members returns where nodes find the members that have a vote. All members use the same ports.
+// Members returns the addresses at which nodes reach the voting members. All members use the same ports.
 func Members(m *member.Member, enrolPort int) *storev1.ListMembersResponse {
 	out := &storev1.ListMembersResponse{Epoch: m.Epoch()}
 	for _, p := range m.Peers() {

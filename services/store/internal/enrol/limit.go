@@ -12,7 +12,7 @@ import (
 )
 
 // perSource limits the open connections of one source address, or of one /64 of IPv6, so that one machine cannot use up
-// the connections of all. Connections beyond the limit are closed at once.
+// all connections. Connections beyond the limit are closed at once.
 type perSource struct {
 	net.Listener
 	most int

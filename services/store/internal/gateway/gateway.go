@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package gateway serves etcd's API to clients and decides the user of each: on the unix socket by the user that the
-// kernel names, over TCP by a certificate of the store. etcd's roles decide what each may do. A node gets only the
-// calls that it needs: etcd would let it compact the history of all.
+// Package gateway serves etcd's API to clients and decides the user of each: on the unix socket by the peer's user ID,
+// over TCP by a certificate of the store. etcd's roles decide what each may do. A node may only make the calls that it
+// needs: etcd itself would allow it to compact the history, for example.
 package gateway
 
 import (
@@ -39,8 +39,8 @@ import (
 // Options of a Gateway.
 type Options struct {
 	Etcd *etcdserver.EtcdServer
-	// LocalNode is the node of this machine, which the user LocalUser is on the unix socket. root is etcd's administrator
-	// there.
+	// LocalNode is the node on this machine; the user LocalUser acts as this node on the unix socket. On that socket,
+	// root is etcd's administrator.
 	LocalNode string
 	LocalUser uint32
 	// Certificate returns this member's present certificate.
@@ -65,10 +65,10 @@ type Gateway struct {
 	server *grpc.Server
 
 	mu    sync.Mutex
-	conns map[*conn]bool // guarded by mu; those of nodes over TCP
+	conns map[*conn]bool // guarded by mu; connections of nodes over TCP
 }
 
-// New returns a Gateway. etcd must demand a user already.
+// New returns a Gateway. etcd must already require a user for every request.
 func New(o Options) *Gateway {
 	g := &Gateway{o: o, conns: map[*conn]bool{}}
 	g.server = v3rpc.Server(o.Etcd, nil, g.unary,
@@ -87,7 +87,8 @@ func (g *Gateway) Serve(l net.Listener) error { return g.server.Serve(l) }
 // Stop ends all connections.
 func (g *Gateway) Stop() { g.server.Stop() }
 
-// sweepEvery is how long a connection outlives the end of its certificate, or its revocation on another member.
+// sweepEvery is how long a connection may stay open after its certificate has expired, or was revoked on another
+// member.
 const sweepEvery = 2 * time.Second
 
 // Sweep closes connections whose certificate has expired or is no longer accepted, until ctx ends.
@@ -117,7 +118,7 @@ func (g *Gateway) sweep(ctx context.Context) {
 		if now.After(c.cert.NotAfter) {
 			why = errors.New("its certificate has expired")
 		} else if err := g.o.Check(ctx, c.node, authority.Enrolment(c.cert)); errors.Is(err, access.ErrRefused) {
-			why = err // another error does not say that the certificate is refused
+			why = err // another error does not mean that the certificate is refused
 		}
 		if why != nil {
 			g.o.Log.Info("closing the connection of a node", "node", c.node, "from", c.RemoteAddr(), "because", why)
@@ -149,7 +150,7 @@ type handshaker struct{ g *Gateway }
 func (h *handshaker) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, info, err := h.g.handshake(raw)
 	if err != nil {
-		raw.Close() //nolint:errcheck // the error of the handshake matters
+		raw.Close() //nolint:errcheck // the error of the handshake is the one to report
 		h.g.o.Log.Info("a client was refused", "from", raw.RemoteAddr().String(), log.Err(err))
 	}
 	return c, info, err
@@ -173,7 +174,7 @@ func (g *Gateway) handshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error
 	secured, info, err := credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: g.o.Nodes, Time: g.o.Now,
 		GetCertificate:         func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return g.o.Certificate(), nil },
-		SessionTicketsDisabled: true, // each connection shows a certificate
+		SessionTicketsDisabled: true, // every connection must present a certificate
 		// After this check the client still gets an alert of TLS.
 		VerifyConnection: func(s tls.ConnectionState) error {
 			node, enrolment, err := Node(s)
@@ -188,7 +189,7 @@ func (g *Gateway) handshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error
 	if err != nil {
 		return nil, nil, err
 	}
-	raw.SetDeadline(time.Time{}) //nolint:errcheck // fails for a closed connection only
+	raw.SetDeadline(time.Time{}) //nolint:errcheck // SetDeadline only fails for a closed connection
 	leaf := info.(credentials.TLSInfo).State.VerifiedChains[0][0]
 	node, _ := authority.Node(leaf.Subject.CommonName)
 	c := &conn{Conn: secured, g: g, node: node, cert: leaf}
@@ -203,7 +204,7 @@ func (g *Gateway) handshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error
 }
 
 // full returns an error if a node may not have another connection. The caller holds mu. A compromised node must not use
-// up the connections of all.
+// up the connections of other nodes.
 func (g *Gateway) full(node string) error {
 	if len(g.conns) >= maxConnections {
 		return fmt.Errorf("the maximum of %d connections is reached", maxConnections)
@@ -267,7 +268,7 @@ func (h *handshaker) Clone() credentials.TransportCredentials { return h }
 // OverrideServerName implements credentials.TransportCredentials.
 func (h *handshaker) OverrideServerName(string) error { return nil }
 
-// allowed are the calls of nodes.
+// allowed are the calls that nodes may make.
 var allowed = []string{
 	"/etcdserverpb.KV/Range", "/etcdserverpb.KV/Put", "/etcdserverpb.KV/DeleteRange", "/etcdserverpb.KV/Txn",
 	"/etcdserverpb.Watch/Watch",
@@ -291,7 +292,7 @@ func authorise(ctx context.Context, method string) (user string, err error) {
 	return "", status.Errorf(codes.PermissionDenied, "%s may not call %s", user, method)
 }
 
-// unary is called around each call but streams.
+// unary is called around each call except streams.
 func (g *Gateway) unary(
 	ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler,
 ) (any, error) {
@@ -299,7 +300,7 @@ func (g *Gateway) unary(
 		return nil, err
 	}
 	resp, err := handle(ctx, req)
-	// A change of users between the call and its turn: etcd did nothing, and the caller may be right still.
+	// If users changed between the call and its turn, etcd did nothing, and the caller may still have the permission.
 	for range 3 {
 		if !errors.Is(err, rpctypes.ErrGRPCAuthOldRevision) {
 			break

@@ -4,9 +4,10 @@
 // Package lease decides by the Kubernetes API which process runs the store, and in which epoch.
 //
 // One Lease names the epoch and the data of the store. Each change of it is a compare-and-swap, so two processes never
-// have the same epoch. A process whose data the Lease names continues with them. Another process begins the next epoch
-// with an empty store. First it must have seen the Lease unchanged for a time in which all its requests were answered,
-// and the store that the Lease or the ConfigMap names must not answer. Nodes then write what they hold.
+// have the same epoch. If the Lease names the data of a process, the process continues with them. Any other process may
+// begin the next epoch, with an empty store, on two conditions. It has seen the Lease unchanged for some time, in which
+// the API server answered all of its requests. And the store that the Lease or the ConfigMap names does not answer.
+// Nodes then write the identities and ranges that they hold to the new store.
 //
 // Epochs only grow. A process that runs the store writes its epoch back if the API server has a lower one, or none:
 // the server was restored from a backup, or the object was deleted.
@@ -91,9 +92,9 @@ func (l *Lease) Allowed() time.Duration { return l.o.Takeover * 2 / 3 }
 type seen struct {
 	lease     *coordinationv1.Lease // nil: none
 	held      Data                  // by the Lease
-	holder    store.Published       // by the Lease; zero: it does not say, or not readable
+	holder    store.Published       // the store that the Lease names; zero: none, or not readable
 	config    *corev1.ConfigMap     // nil: none
-	published store.Published       // zero: none, or not readable
+	published store.Published       // the store in the ConfigMap; zero: none, or not readable
 }
 
 func (l *Lease) read(ctx context.Context) (s seen, err error) {
@@ -129,7 +130,7 @@ func (l *Lease) read(ctx context.Context) (s seen, err error) {
 	return s, nil
 }
 
-// annotate writes where a store is into its Lease; zero: not known yet.
+// annotate writes the addresses of a store into its Lease; zero: they are not known yet.
 func annotate(lease *coordinationv1.Lease, p store.Published) {
 	for key, value := range p.Data() {
 		if len(p.Clients) > 0 {
@@ -140,7 +141,7 @@ func annotate(lease *coordinationv1.Lease, p store.Published) {
 	}
 }
 
-// holderOf returns where the store of a Lease is.
+// holderOf returns the addresses of the store that a Lease names.
 func holderOf(lease *coordinationv1.Lease) store.Published {
 	data := map[string]string{}
 	for key, value := range lease.Annotations {
@@ -158,8 +159,8 @@ func (l *Lease) answers(ctx context.Context, s seen) bool {
 	return s.published.Epoch != 0 && l.o.Answers(ctx, s.published) || s.holder.Epoch != 0 && l.o.Answers(ctx, s.holder)
 }
 
-// Acquire waits until this process may run the store, with its own data or, if the epoch of the result is another one,
-// with none. The ID of new data is id.
+// Acquire waits until this process may run the store, with its own data or, if the result has another epoch, with new
+// data. id is the ID of new data.
 func (l *Lease) Acquire(ctx context.Context, own Data, id string) (Data, error) {
 	w := &watch{takeover: l.o.Takeover}
 	for {
@@ -200,7 +201,7 @@ type watch struct {
 
 func (w *watch) failed() { w.since = time.Time{} }
 
-// sees reports whether the Lease has been unchanged for long enough.
+// sees reports whether the Lease has been unchanged for Takeover.
 func (w *watch) sees(s seen, now time.Time) bool {
 	version := "none"
 	if s.lease != nil {
@@ -215,7 +216,8 @@ func (w *watch) sees(s seen, now time.Time) bool {
 // decide returns the data with which this process may run the store; false: none yet.
 func decide(s seen, own Data, id string, unchanged bool) (Data, bool) {
 	known := max(s.held.Epoch, s.published.Epoch, own.Epoch)
-	// The data of this process are the newest, unless another process has data of the same epoch: that epoch is its.
+	// The data of this process are the newest, unless another process has data of the same epoch: then the epoch
+	// belongs to that process.
 	if own.Epoch == known && own.Epoch != 0 && (s.held.Epoch < known || s.held.ID == own.ID) &&
 		(s.published.Epoch < known || s.published.ID == own.ID) {
 		return own, true
@@ -226,7 +228,7 @@ func decide(s seen, own Data, id string, unchanged bool) (Data, bool) {
 	return Data{}, false
 }
 
-// write makes the Lease name data and where their store is, unless it has changed.
+// write makes the Lease name data and the addresses of their store, unless the Lease has changed.
 func (l *Lease) write(ctx context.Context, was *coordinationv1.Lease, d Data, p store.Published) error {
 	ctx, cancel := context.WithTimeout(ctx, l.renewEvery())
 	defer cancel()
@@ -250,7 +252,7 @@ func (l *Lease) write(ctx context.Context, was *coordinationv1.Lease, d Data, p 
 	return wrap("renew the Lease", err)
 }
 
-// publish makes the ConfigMap say where the store is.
+// publish writes the addresses of the store to the ConfigMap.
 func (l *Lease) publish(ctx context.Context, was *corev1.ConfigMap, p store.Published) error {
 	ctx, cancel := context.WithTimeout(ctx, l.renewEvery())
 	defer cancel()

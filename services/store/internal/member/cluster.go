@@ -30,13 +30,13 @@ var (
 	ErrNotChanged = errors.New("the members are not changed")
 )
 
-// Server is etcd's server in this process. Calls with Root have every right.
+// Server returns etcd's server in this process. Calls with the context of Root have every permission.
 func (m *Member) Server() *etcdserver.EtcdServer { return m.etcd.Server }
 
 // Peer is a member as this one sees it.
 type Peer struct {
 	ID            uint64
-	Name          string // empty until it has started
+	Name          string // empty until the member has started
 	PeerAddress   string // host:port; empty for the only member
 	ClientAddress string // host:port; empty if only its machine reaches it, or until it has started
 	Voting        bool
@@ -66,7 +66,7 @@ func (m *Member) Add(ctx context.Context, address string) (initialCluster func(n
 	for _, p := range m.Peers() {
 		known = known || p.Name == "" && p.PeerAddress == address
 		if p.Name == "" && p.PeerAddress != address {
-			// etcd does not start a member whose list of members lacks one that was added after it.
+			// etcd does not start a member if another one was added after it.
 			return nil, fmt.Errorf("%w: the new member at %s has not started; start it, or remove it "+
 				"(sluice store member remove %s)", ErrNotChanged, p.PeerAddress, p.PeerAddress)
 		}
@@ -128,11 +128,11 @@ func notChanged(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// checkEvery is the interval of maintenance.
+// checkEvery is the interval of Maintain's checks.
 const checkEvery = 2 * time.Second
 
-// Maintain does what etcd leaves to an administrator, until ctx ends: it gives new members their vote, keeps the
-// address of this one, renews its certificate for the others, and returns disk space.
+// Maintain does the work that etcd leaves to an administrator, until ctx ends: it gives new members a vote, updates the
+// address of this member, renews its certificate for the others, and returns disk space.
 func (m *Member) Maintain(ctx context.Context) error {
 	tick := time.NewTicker(checkEvery)
 	defer tick.Stop()
@@ -158,7 +158,7 @@ func (m *Member) Maintain(ctx context.Context) error {
 	}
 }
 
-// keepAddress tells the cluster the address of this member, which is a setting.
+// keepAddress publishes the address of this member to the cluster when the setting has changed.
 func (m *Member) keepAddress(ctx context.Context) {
 	s := m.etcd.Server
 	self := s.Cluster().Member(s.MemberID())
@@ -179,8 +179,8 @@ func (m *Member) keepAddress(ctx context.Context) {
 	m.o.Log.Info("changed the address of this member", "address", want[0])
 }
 
-// promote gives votes to members that have all data, so that the number of votes becomes odd: with an even number the
-// loss of half of the members ends the quorum, which one member less would survive.
+// promote gives votes to members that have all data, if the number of votes then becomes odd. An even number is no
+// better than one vote less: losing half of the members ends the quorum.
 func (m *Member) promote(ctx context.Context) {
 	voting := 0
 	var ready []Peer
@@ -208,7 +208,7 @@ func (m *Member) promote(ctx context.Context) {
 	}
 }
 
-// worthwhile is the size from which the file is rewritten if less than half of it is in use.
+// worthwhile is the size above which the file is rewritten if less than half of it is in use.
 const worthwhile = 64 << 20
 
 // Pauses before a full database is rewritten: etcd removes compacted revisions in the background, and updates the size
@@ -218,8 +218,8 @@ const (
 	whileFull       = 10 * time.Minute
 )
 
-// defragment returns unused space of the database to the disk, and ends the alarm by which etcd refuses writes. It
-// holds up this member for the time of copying its data.
+// defragment returns unused space of the database to the disk, and ends the alarm by which etcd refuses writes. This
+// member does not answer while it copies its data.
 func (m *Member) defragment(ctx context.Context) {
 	s := m.etcd.Server
 	size, used := s.Backend().Size(), s.Backend().SizeInUse()

@@ -39,7 +39,7 @@ import (
 // The files of the state directory that only sluice-store uses.
 const (
 	dataDir     = "etcd"
-	restoredDir = "etcd.restored" // data of a restore that has not finished
+	restoredDir = "etcd.restored" // data of an unfinished restore
 	peerFile    = "peer.pem"      // certificate and key for the other members
 	caFile      = "peer-ca.pem"   // CA of members
 	dataLock    = 5 * time.Second // a process that is ending releases the lock
@@ -48,18 +48,18 @@ const (
 // Settings of a Member.
 type Settings struct {
 	Dir        string // state directory
-	Name       string // of this machine's node, if the member is the first
+	Name       string // name of this machine's node; used if the member is the first
 	Address    string // IP address for other machines; empty for none, or the one with which it joined
 	ClientPort int
 	MemberPort int
-	Quota      int64 // size of the database from which writes are refused
+	Quota      int64 // size of the database above which writes are refused
 	// Found are the epoch and the token of a new store; zero: the first epoch, and a random token.
 	Found Found
 	Now   func() time.Time
 	Log   *slog.Logger
 }
 
-// Found is how a new store begins.
+// Found describes how a new store begins.
 type Found struct {
 	Epoch        uint64
 	ClusterToken string
@@ -125,7 +125,7 @@ func Open(o Settings) (_ *Member, err error) {
 func checkDatabase(path string) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && info.Size() == 0 {
-		return nil // etcd makes it from its log
+		return nil // etcd creates the file from its log
 	}
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (m *Member) load() error {
 			ErrState, err)
 	}
 	if m.state.Started && !hasData && !m.restores() {
-		// Starting would make a second, empty cluster that nodes with old certificates trust.
+		// If this process started, it would make a second, empty cluster, which nodes with old certificates trust.
 		return fmt.Errorf("%w: %s has been lost; restore a snapshot, or remove this member on another one, "+
 			"move %s away and join again", ErrState, data, m.o.Dir)
 	}
@@ -211,10 +211,10 @@ func (m *Member) RenewPeer() error {
 
 func (m *Member) path(name string) string { return filepath.Join(m.o.Dir, name) }
 
-// nowhere is the address of a member without others. etcd wants one, and never dials it.
+// nowhere is the address of a member without other members. etcd requires an address, and never dials this one.
 var nowhere = url.URL{Scheme: "http", Host: "127.0.0.1:1"}
 
-// URL returns the form of an address in etcd's lists of members.
+// URL returns an address in the form of etcd's lists of members.
 func URL(address string, port int) url.URL {
 	return url.URL{Scheme: "https", Host: net.JoinHostPort(address, fmt.Sprint(port))}
 }
@@ -240,7 +240,7 @@ func (m *Member) config() (*embed.Config, error) {
 		cfg.AdvertiseClientUrls = []url.URL{URL(m.o.Address, m.o.ClientPort)}
 		cfg.PeerTLSInfo = transport.TLSInfo{
 			CertFile: m.path(peerFile), KeyFile: m.path(peerFile), TrustedCAFile: m.path(caFile), ClientCertAuth: true,
-			// All certificates name the members alike, without addresses, so that an address may change.
+			// All certificates of members contain the same name and no addresses, so that an address may change.
 			ServerName: authority.PeerName(), SkipClientSANVerify: true, MinVersion: tls.VersionTLS13,
 		}
 	}
@@ -249,14 +249,14 @@ func (m *Member) config() (*embed.Config, error) {
 	if m.state.Joined {
 		cfg.InitialCluster, cfg.ClusterState = m.state.InitialCluster, embed.ClusterStateFlagExisting
 	}
-	// The user of etcd is the common name of a certificate, also where package gateway makes it up.
+	// etcd takes the common name of a certificate as its user, including certificates that package gateway makes up.
 	cfg.ClientTLSInfo.ClientCertAuth = true
 	cfg.EnableGRPCGateway = false
 	cfg.StrictReconfigCheck = true
-	// From one member to three without a time with two votes, of which both are needed.
+	// With two learners, a cluster can grow from one vote to three. With two votes, both members would be needed.
 	cfg.MaxLearners = 2
 	cfg.QuotaBackendBytes = m.o.Quota
-	// A node that was disconnected for less than this resumes its watch; one that was for longer lists again.
+	// A node that was disconnected for less than this time resumes its watch; otherwise it lists again.
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "1h"
 	cfg.WarningUnaryRequestDuration = time.Second
 	cfg.TickMs, cfg.ElectionMs = 100, 1000
@@ -308,10 +308,10 @@ func (m *Member) Epoch() uint64 { return m.state.Epoch }
 // Address returns the IP address for other machines; empty for none.
 func (m *Member) Address() string { return m.o.Address }
 
-// root is the peer of calls that this process makes itself.
+// root is the peer in calls of this process itself.
 var root = &peer.Peer{AuthInfo: AuthInfo("root")}
 
-// AuthInfo returns what etcd takes for the verified certificate of a user.
+// AuthInfo returns connection information that etcd accepts as the verified certificate of a user.
 func AuthInfo(user string) credentials.TLSInfo {
 	c := &x509.Certificate{Subject: pkix.Name{CommonName: user}}
 	return credentials.TLSInfo{
@@ -320,7 +320,7 @@ func AuthInfo(user string) credentials.TLSInfo {
 	}
 }
 
-// Root returns a context with which calls of Server have every right.
+// Root returns a context with which calls of Server have every permission.
 func Root(ctx context.Context) context.Context {
 	return metadata.NewIncomingContext(peer.NewContext(ctx, root), metadata.MD{})
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/store"
 )
 
-// bump is how far the revision of restored data moves on. It is more than the revisions that are lost with the former
-// data, so that a client never sees a revision a second time with other content.
+// bump is how far the revision of restored data moves on. It is larger than the number of revisions that are lost with
+// the former data, so no client sees the same revision twice with different content.
 const bump = 1 << 32
 
 // formerSuffix is between the name of the data and the epoch, in the name of former data.
@@ -34,8 +34,8 @@ func (m *Member) restores() bool {
 	return err == nil
 }
 
-// restore executes the request in the state directory, if there is one. It may be interrupted after each step and
-// begins again with the next start. The former data stay in a directory with the number of their epoch.
+// restore executes the request in the state directory, if there is one. If it is interrupted, the next start begins it
+// again. The former data stay in a directory with the number of their epoch.
 func (m *Member) restore() error {
 	var r store.Restore
 	request, built := m.path(store.RestoreFile), m.path(restoredDir)
@@ -95,8 +95,8 @@ func (m *Member) build(r store.Restore, at string) error {
 const EpochKey = "/sluice/v1/store/epoch"
 
 // lastEpoch returns the last epoch that this machine knows of: by its state, by the names of former data, and by the
-// restored data. The state may be a copy of an earlier epoch. With the epoch that the data have, the store would begin
-// no epoch: join tokens would stay valid, and nodes would allocate at once.
+// restored data. The state may be a copy of an earlier epoch. If the store used the epoch of the data again, it would
+// not begin a new epoch: join tokens would stay valid, and nodes would allocate at once.
 func (m *Member) lastEpoch(built string) (uint64, error) {
 	last := m.state.Epoch
 	former := m.path(dataDir) + formerSuffix

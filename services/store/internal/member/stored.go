@@ -38,17 +38,17 @@ func Stored(dir string) (epoch uint64, id string) {
 	return s.Epoch, ID(s.ClusterToken)
 }
 
-// startsFile has the number of starts since etcd was ready for the last time.
+// startsFile contains the number of starts since etcd was last ready.
 const startsFile = "starts"
 
-// FailedStarts returns how many starts one after the other have not made etcd ready: etcd ends the process, by a panic,
-// for some data that are corrupt.
+// FailedStarts returns how many consecutive starts have not made etcd ready. With some corrupt data, etcd ends the
+// process by a panic.
 func FailedStarts(dir string) int {
 	text, err := os.ReadFile(filepath.Join(dir, startsFile))
 	if err != nil {
 		return 0
 	}
-	n, _ := strconv.Atoi(string(text)) // a corrupt file counts nothing
+	n, _ := strconv.Atoi(string(text)) // a corrupt file counts as 0
 	return n
 }
 
@@ -58,7 +58,7 @@ func BeginStart(dir string) error {
 	return durable.WriteFile(filepath.Join(dir, startsFile), []byte(text), 0o600, durable.SyncAll)
 }
 
-// EndStart ends the count: etcd is ready, or a signal ended the process before.
+// EndStart ends the count: etcd is ready, or a signal has ended the process before that.
 func EndStart(dir string) error {
 	_, err := durable.Remove(filepath.Join(dir, startsFile), durable.SyncNone)
 	return err
@@ -66,7 +66,7 @@ func EndStart(dir string) error {
 
 // Clear removes the data of an earlier epoch from a state directory.
 func Clear(dir string) error {
-	// First the data: a member whose data are lost does not start.
+	// First the data: if only the state were removed, the member would not start.
 	for _, name := range []string{
 		dataDir, restoredDir, peerFile, caFile, store.RestoreFile, store.SnapshotFile,
 		store.MemberFile, startsFile,

@@ -126,7 +126,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *storev1.GetStatusRequest) (*s
 	return out, nil
 }
 
-// bounded is how long etcd has for one request of a person.
+// bounded is the timeout of a request to etcd that an operator waits for.
 const bounded = 10 * time.Second
 
 // CreateJoinToken implements the service.
@@ -176,7 +176,7 @@ func (s *Server) RemoveMember(
 	return &storev1.RemoveMemberResponse{}, nil
 }
 
-// partSize is the most bytes of a message of a snapshot.
+// partSize is the maximum number of bytes in a message of a snapshot.
 const partSize = 64 << 10
 
 // SaveSnapshot implements the service.
@@ -184,14 +184,14 @@ func (s *Server) SaveSnapshot(
 	_ *storev1.SaveSnapshotRequest, stream grpc.ServerStreamingServer[storev1.SaveSnapshotResponse],
 ) error {
 	w := bufio.NewWriterSize(parts{stream}, partSize)
-	// The type hides WriterTo's short cut, so that no part is larger than the buffer.
+	// The wrapper type hides ReadFrom, so that no part is larger than the buffer.
 	if err := s.o.Member.Snapshot(struct{ io.Writer }{w}); err != nil {
 		return err
 	}
 	return w.Flush()
 }
 
-// parts sends what is written to it.
+// parts sends the bytes that are written to it in messages.
 type parts struct {
 	stream grpc.ServerStreamingServer[storev1.SaveSnapshotResponse]
 }

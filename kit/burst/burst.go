@@ -3,9 +3,10 @@
 
 // Package burst makes a process collect garbage less often while it does much work at once.
 //
-// Processes keep their heaps small (runtime.gcPercent is 50), so a small heap that grows by a large change is collected
-// again and again: a third to half of the processor time of 10,000 new Services. During a burst, the heap may grow by
-// Headroom between two collections. The memory is returned at the end of the burst: see process.GiveBackMemory.
+// Processes keep their heaps small (runtime.gcPercent is 50). So a small heap is collected again and again while a
+// large change makes it grow: with 10,000 new Services, this took a third to half of the CPU time. During a burst, the
+// heap may grow by Headroom between two collections. The memory is returned at the end of the burst: see
+// process.GiveBackMemory.
 package burst
 
 import (
@@ -75,7 +76,7 @@ func EndCalm(now time.Time) {
 	}
 }
 
-// minLive is the smallest live heap that percent assumes, because Headroom is a huge percentage of a smaller heap.
+// minLive is the smallest live heap that percent assumes: for a smaller heap, Headroom would be a huge percentage.
 const minLive = 4 << 20
 
 // percent returns the GOGC percentage with which a heap grows by base percent plus Headroom between two collections.

@@ -21,7 +21,7 @@ func Arm() error {
 	if !ok {
 		return nil
 	}
-	unix.CloseOnExec(FD) // children do not inherit it
+	unix.CloseOnExec(FD) // so that children do not inherit it
 	// A blocking descriptor would keep the reader's thread in the kernel.
 	if err := unix.SetNonblock(FD, true); err != nil {
 		return fmt.Errorf("fault controller on descriptor %d: %w", FD, err)

@@ -192,7 +192,7 @@ func (c *controller) hit(ctx context.Context, point string) error {
 		switch r.Action {
 		case Kill:
 			syscall.Kill(os.Getpid(), syscall.SIGKILL) //nolint:errcheck // signalling this process cannot fail
-			select {}                                  // until the signal is delivered
+			select {}                                  // wait until the signal is delivered
 		case Error:
 			return fmt.Errorf("%w at %s: %s", ErrInjected, point, r.Error)
 		}

@@ -49,7 +49,7 @@ func Run(m *testing.M, resources ...Resource) int {
 	}
 	code := m.Run()
 	if code != 0 {
-		return code // failed tests may leak; their own message matters
+		return code // failed tests may leak; only their own message matters
 	}
 	if err := errors.Join(ended(), check()); err != nil {
 		fmt.Fprintf(os.Stderr, "leaktest: %v\n", err)

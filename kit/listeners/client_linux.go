@@ -96,7 +96,7 @@ func (c *Client) read() {
 		closeFD(m.fd)
 		select {
 		case c.answers <- m.kind:
-		case <-time.After(sendTimeout): // the request was given up
+		case <-time.After(sendTimeout): // the caller has given up the request
 			return
 		}
 	}

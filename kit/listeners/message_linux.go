@@ -23,24 +23,24 @@ import (
 
 // Kinds of messages: their first byte. The address of a socket follows as text.
 const (
-	has  = 'h' // of the store: it has a socket, whose descriptor comes with the message
-	ends = 'e' // of the store: it has sent all of them
-	done = 'd' // of the store: it has done what was requested
-	full = 'f' // of the store: it has as many sockets as it may
-	not  = 'n' // of the store: the descriptor is not a listening TCP socket
+	has  = 'h' // from the store: it has a socket, whose descriptor comes with the message
+	ends = 'e' // from the store: it has sent all sockets
+	done = 'd' // from the store: it has done what was requested
+	full = 'f' // from the store: it has its maximum number of sockets
+	not  = 'n' // from the store: the descriptor is not a listening TCP socket
 
-	keep = 'k' // of the client: keep the socket that comes with the message
-	drop = 'r' // of the client: close the socket
+	keep = 'k' // from the client: keep the socket that comes with the message
+	drop = 'r' // from the client: close the socket
 )
 
 // maxMessage is the size of a message with the longest address and a zone.
 const maxMessage = 128
 
-// sendTimeout is the time limit for a message that the other side does not receive.
+// sendTimeout limits how long sending a message may take if the other side does not receive it.
 const sendTimeout = time.Second
 
-// ErrFull is returned by Keep if the store has as many sockets as it may.
-var ErrFull = errors.New("the store has as many listening sockets as it may")
+// ErrFull is returned by Keep if the store has its maximum number of sockets.
+var ErrFull = errors.New("the store has its maximum number of listening sockets")
 
 // packets is a connection with messages.
 type packets interface {
@@ -112,7 +112,7 @@ func closeFD(fd int) {
 func addressOf(fd int) (netip.AddrPort, error) {
 	for option, want := range map[int][]int{
 		unix.SO_TYPE: {unix.SOCK_STREAM}, unix.SO_ACCEPTCONN: {1},
-		unix.SO_PROTOCOL: {unix.IPPROTO_TCP, unix.IPPROTO_MPTCP}, // listeners of Go accept MPTCP
+		unix.SO_PROTOCOL: {unix.IPPROTO_TCP, unix.IPPROTO_MPTCP}, // Go's listeners use MPTCP if the kernel has it
 	} {
 		if have, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option); err != nil || !slices.Contains(want, have) {
 			return netip.AddrPort{}, errors.New("the descriptor is not a listening TCP socket")

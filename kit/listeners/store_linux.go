@@ -76,13 +76,13 @@ func (s *Store) Len() int {
 func (s *Store) Run(ctx context.Context) error {
 	l, err := s.o.Listen()
 	if err != nil {
-		return fmt.Errorf("listen for processes whose sockets are kept: %w", err)
+		return fmt.Errorf("listen for clients of the store of listening sockets: %w", err)
 	}
 	defer s.end()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	s.conns.Go(func() { s.forget(ctx) })
 	return seqpacket.Accept(ctx, l, func(err error) {
-		s.o.Log.Error("connection of a process whose sockets are kept not accepted, trying again", log.Err(err))
+		s.o.Log.Error("cannot accept a connection to the store of listening sockets; retrying", log.Err(err))
 	}, func(c net.Conn) { s.accept(c.(peer)) })
 }
 
@@ -120,18 +120,18 @@ func (s *Store) forget(ctx context.Context) {
 		}
 		s.mu.Lock()
 		if s.current == nil && len(s.kept) > 0 && time.Since(s.gone) >= s.o.Keep {
-			s.o.Log.Warn("sockets of a process that has not returned closed", "sockets", len(s.kept))
+			s.o.Log.Warn("closed the sockets of a process that has not connected again in time", "sockets", len(s.kept))
 			s.clear()
 		}
 		s.mu.Unlock()
 	}
 }
 
-// accept makes a connection the client, and ends the previous one.
+// accept makes the peer of a connection the client, and ends the previous connection.
 func (s *Store) accept(c peer) {
 	if cred := c.Cred(); !slices.Contains(s.o.Users, cred.UID) {
 		c.Close()
-		s.o.Log.Debug("connection of a user whose sockets are not kept closed", "uid", cred.UID, "pid", cred.PID)
+		s.o.Log.Debug("closed the connection of a user who may not store listening sockets", "uid", cred.UID, "pid", cred.PID)
 		return
 	}
 	s.mu.Lock()
@@ -168,7 +168,7 @@ func (s *Store) serve(c peer) {
 
 // greet sends a client all sockets.
 func (s *Store) greet(c peer) error {
-	s.mu.Lock() // so that no descriptor is closed meanwhile
+	s.mu.Lock() // hold the lock, so that no descriptor is closed meanwhile
 	defer s.mu.Unlock()
 	for addr, fd := range s.kept {
 		if err := send(c, message{kind: has, addr: addr, fd: fd}); err != nil {
@@ -211,5 +211,5 @@ func (s *Store) handle(c peer, m message) byte {
 	if m.kind != keep {
 		closeFD(m.fd)
 	}
-	return done // also for requests of a later version
+	return done // also the answer to requests of a later version
 }

@@ -22,9 +22,9 @@ func tunFile(p instance.Paths) string {
 	return filepath.Join(strings.TrimSuffix(p.RunDir, "/run/"+filepath.Base(p.RunDir)), "/dev/net/tun")
 }
 
-// prepareTUN opens the device node once, so that the kernel loads its module. If the service has no access to the
-// node, it makes the service its owner: without udev, the node has mode 0600. Access alone gives no rights, because
-// making a device also takes CAP_NET_ADMIN. A missing node is not an error: the datapath reports it.
+// prepareTUN opens the device node once, so that the kernel loads its module. If the service has no access to the node,
+// it makes the service its owner: without udev, the node has mode 0600. Access to the node alone is harmless, because
+// creating a device also requires CAP_NET_ADMIN. A missing node is not an error: the datapath reports it.
 func (s Service) prepareTUN(p instance.Paths) (changes []string, err error) {
 	path := tunFile(p)
 	if f, err := os.OpenFile(path, os.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0); err == nil {

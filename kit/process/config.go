@@ -113,7 +113,7 @@ func (c *Config) Validate() error {
 		key := fmt.Sprintf("socket.alsoRoot[%d]", i)
 		switch {
 		case uid == 1<<32-1:
-			p.Addf(key, "%d is no user", uid)
+			p.Addf(key, "%d is not a user ID", uid)
 		case uid != 0 && hasRights():
 			// A caller could otherwise use the privileges of the service.
 			p.Addf(key, "this service runs as root or with capabilities, and would lend them to uid %d", uid)

@@ -62,7 +62,7 @@ func giveBackMemory(ctx context.Context, looks <-chan time.Time, release func())
 	}
 	g := giveBack{last: allocated()}
 	g.given = g.last
-	if !burst.Active() { // otherwise the work of the start-up goes on
+	if !burst.Active() { // otherwise the start-up has not ended
 		release()
 	}
 	for {

@@ -87,7 +87,7 @@ type Process struct {
 	server  atomic.Pointer[rpc.Server] // set once it serves
 	waiting atomic.Pointer[string]     // what the process waits for while the server does not serve
 	unready atomic.Pointer[error]      // why /readyz reports an error although the server serves
-	standby atomic.Bool                // the server does not serve, as intended
+	standby atomic.Bool                // the server intentionally does not serve: the process is a standby
 
 	work    context.Context // context of the background work; outlives the servers
 	endWork context.CancelCauseFunc
@@ -215,7 +215,7 @@ func run[C any](env environment, service string, defaults func(instance.Paths) C
 		for _, f := range slices.Backward(p.onExit) {
 			err = errors.Join(err, f())
 		}
-	} else { // the work still uses these resources, so they cannot be closed
+	} else { // background work still uses these resources, so they cannot be closed
 		err = errors.Join(err, fmt.Errorf("background work did not stop within %s", cfg.Process.ShutdownTimeout))
 	}
 	if err != nil && !(ctx.Err() != nil && onlyCanceled(err)) {

@@ -33,10 +33,10 @@ type Calls struct {
 	// Enter allows setns into network namespaces, and the ioctl that returns the type of a
 	// namespace.
 	Enter bool
-	// Namespace allows to make network namespaces, and TCP sockets, which are meant for them. The sockets must be
-	// opened like the sockets of Datagram.
+	// Namespace allows creating network namespaces, and opening TCP sockets, which are meant for them. The sockets must
+	// be opened like the sockets of Datagram.
 	Namespace bool
-	// TAP allows the ioctl that makes an open /dev/net/tun a queue of a TUN or TAP device.
+	// TAP allows the ioctl that attaches an open /dev/net/tun as a queue to a TUN or TAP device.
 	TAP bool
 	// Names lists calls that are allowed with any arguments.
 	Names []string

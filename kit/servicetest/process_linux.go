@@ -130,7 +130,7 @@ func (p *Place) Command(args ...string) *exec.Cmd {
 // Process is a running service that a test uses.
 type Process struct {
 	Cmd    *exec.Cmd
-	Conn   *grpc.ClientConn // to the process's socket
+	Conn   *grpc.ClientConn // connection to the process's socket
 	Faults *faulttest.Controller
 
 	t     testing.TB

@@ -152,7 +152,7 @@ func (j *Joint[K, V]) Run(ctx context.Context) error {
 		}
 		wake := j.wake
 		if retry {
-			wake = nil // new changes do not cut the pause after a failure short
+			wake = nil // new changes do not shorten the pause after a failure
 		}
 		timer := time.NewTimer(wait)
 		select {

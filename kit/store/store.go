@@ -58,7 +58,7 @@ var (
 var (
 	// ErrFull means that the file system is full or read-only. Nothing was changed, and earlier
 	// commits are intact: try again later.
-	ErrFull = errors.New("the file system takes no writes")
+	ErrFull = errors.New("the file system accepts no writes")
 	// ErrLost means that the state on disk is unknown: after a failed sync the kernel may have
 	// dropped pages that it now considers clean. Only a process that opens the file again can
 	// determine its content, so this process must end.

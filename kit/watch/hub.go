@@ -424,8 +424,8 @@ type Subscription[K comparable, V any] struct {
 	queued   map[K]*entry[K, V] // guarded by mu; without bookmarks
 	err      error              // guarded by mu
 	reached  *entry[K, V]       // guarded by mu; the queued bookmark of the last Reach
-	position uint64             // guarded by mu; everything up to it was read
-	origin   Origin             // guarded by mu; everything up to it was read
+	position uint64             // guarded by mu; the reader has read everything up to this revision
+	origin   Origin             // guarded by mu; the reader has read everything up to this origin
 	marked   bool               // guarded by mu; the bookmark after the listing was read
 }
 

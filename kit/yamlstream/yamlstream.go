@@ -256,7 +256,7 @@ func Marks(text []byte) int {
 		switch c {
 		case ',', '[', '{':
 			n++
-		case ':', '-', '?': // only if followed by the end of a word
+		case ':', '-', '?': // counts only if it is followed by the end of a word
 			if i+1 == len(text) || text[i+1] <= ' ' || i > 0 && (text[i-1] == '"' || text[i-1] == '\'') {
 				n++
 			}

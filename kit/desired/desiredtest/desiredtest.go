@@ -393,7 +393,7 @@ func hold(t *testing.T, w *world) {
 	s := synced(t, w)
 	h, ok := s.session.(Holder)
 	if !ok {
-		return // this service's subscribers cannot hold
+		return // subscribers of this service cannot hold
 	}
 	before := s.revision
 	w.change(Step{1, 2})
@@ -419,7 +419,7 @@ func resumes(t *testing.T, w *world) {
 	s := synced(t, w)
 	at, has, revision := s.at, s.has, s.revision
 	w.change(Step{1, 2})
-	s.drain(t)           // received, then lost with the connection
+	s.drain(t)           // received, but not acknowledged before the connection was lost
 	w.change(Step{2, 2}) // not sent
 	s.close()
 	s.enforces(t, revision)

@@ -98,7 +98,7 @@ type Source struct {
 
 	// Replaced by tests.
 	open func(path string) ([]byte, stamp, error) // reads a file
-	stat func(path string) (stamp, error)         // returns the stamp without reading
+	stat func(path string) (stamp, error)         // returns the stamp of a file without reading it
 	now  func() time.Time                         // the clock that stamps are compared with
 }
 

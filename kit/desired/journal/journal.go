@@ -41,7 +41,7 @@ var ErrLost = store.ErrLost
 // errClosed is returned after Close.
 var errClosed = errors.New("the journal is closed")
 
-// beforeWrite lets a test kill the process, or make the write fail.
+// beforeWrite is a point where a test can kill the process, or make the write fail.
 var beforeWrite = fault.Register("journal/before-write")
 
 // Codec encodes objects of one type. Its functions must be safe for concurrent use.
@@ -80,7 +80,7 @@ type Options[O any] struct {
 
 // Change is a change of objects and state.
 type Change[O any] struct {
-	Revision uint64 // of the objects after the change; 0 leaves it unchanged
+	Revision uint64 // revision of the objects after the change; 0 leaves it unchanged
 	Puts     []O
 	Deletes  []string          // keys of objects
 	State    map[string][]byte // records of the service in the bucket State

@@ -51,7 +51,7 @@ func TestEnrolTriesMembersUntilOneAnswers(t *testing.T) {
 	if got := other.seen(); len(got) > 0 {
 		t.Errorf("a member got a call after another one had answered: %q", got)
 	}
-	// A refusal is an answer: the other member would say the same, and would see the secret.
+	// A refusal is an answer. The other member would refuse, too, and would learn the secret.
 	m.fails(status.Error(codes.Unauthenticated, "no"))
 	both := Token{Addresses: []string{m.address, other.address}, CA: a.hash(), Secret: "join"}
 	if _, err := tryEnrol(t, both); err == nil || !strings.Contains(err.Error(), "Unauthenticated") {
@@ -95,7 +95,7 @@ func TestLocateUsesTheHighestEpoch(t *testing.T) {
 			t.Errorf("%q: epoch %d at %q, %v", enrol, got.Epoch, got.Enrol, err)
 		}
 	}
-	// A node that knows epoch 2 never goes back, whether the certificate or the answer has the lower epoch.
+	// A node that knows epoch 2 never accepts a lower epoch, neither in the certificate nor in the answer.
 	c.Epoch, c.Enrol = 2, []string{behind.address}
 	if got, err := Locate(t.Context(), c); err == nil {
 		t.Errorf("back to epoch %d", got.Epoch)
@@ -167,7 +167,7 @@ func TestMachineJoinsOneStore(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(dir, RestoreFile)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the check has requested a restore: %v", err)
 	}
-	for _, epoch := range []uint64{1, 1} { // a repeated request replaces the former one
+	for _, epoch := range []uint64{1, 1} { // a repeated request replaces the earlier one
 		got, err := RequestRestore(dir, strings.NewReader("snapshot"))
 		if err != nil || got != epoch {
 			t.Errorf("epoch %d, %v, want %d", got, err, epoch)
@@ -176,7 +176,8 @@ func TestMachineJoinsOneStore(t *testing.T) {
 	if text, err := os.ReadFile(filepath.Join(dir, SnapshotFile)); err != nil || string(text) != "snapshot" {
 		t.Errorf("the snapshot: %q, %v", text, err)
 	}
-	// The snapshot of a former request would otherwise be written through a link that a service made.
+	// A service could have replaced the snapshot of an earlier request by a link. The next request must not follow the
+	// link.
 	link, target := filepath.Join(dir, SnapshotFile), filepath.Join(t.TempDir(), "target")
 	if err := errors.Join(os.Remove(link), os.Symlink(target, link)); err != nil {
 		t.Fatal(err)

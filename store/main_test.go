@@ -84,7 +84,7 @@ func (a *authority) server(epoch uint64, usage x509.ExtKeyUsage) tls.Certificate
 	return tls.Certificate{Certificate: [][]byte{cert.Raw, a.cert.Raw}, PrivateKey: key}
 }
 
-// fakeMember answers as EnrolService of a member.
+// fakeMember answers like the EnrolService of a member.
 type fakeMember struct {
 	storev1.UnimplementedEnrolServiceServer
 	a       *authority
@@ -92,8 +92,8 @@ type fakeMember struct {
 
 	mu    sync.Mutex
 	list  *storev1.ListMembersResponse // guarded by mu
-	err   error                        // guarded by mu; the answer to calls
-	only  string                       // guarded by mu; the call that err answers; empty: each
+	err   error                        // guarded by mu; error with which calls are answered
+	only  string                       // guarded by mu; only this call fails with err; empty: all calls
 	calls []string                     // guarded by mu; secrets, "renew" and "list"
 }
 

@@ -43,7 +43,8 @@ func TestPublishedIsReadAsItWasWritten(t *testing.T) {
 	}
 }
 
-// TestStoreAnswersIfAMemberOfItsEpochDoes: also if it refuses the call, which has no certificate.
+// TestStoreAnswersIfAMemberOfItsEpochDoes: an answer that refuses the call counts, too, because the call has no
+// certificate.
 func TestStoreAnswersIfAMemberOfItsEpochDoes(t *testing.T) {
 	a := newAuthority(t)
 	m := newMember(t, a, 2)
@@ -67,7 +68,8 @@ func TestStoreAnswersIfAMemberOfItsEpochDoes(t *testing.T) {
 	}
 }
 
-// TestNodeInKubernetesEnrolsInEachEpoch: by the token of its account, as each epoch has another CA.
+// TestNodeInKubernetesEnrolsInEachEpoch: the node enrols with the token of its account, because each epoch has another
+// CA.
 func TestNodeInKubernetesEnrolsInEachEpoch(t *testing.T) {
 	dir := t.TempDir()
 	token := "token1"
@@ -94,7 +96,7 @@ func TestNodeInKubernetesEnrolsInEachEpoch(t *testing.T) {
 			t.Errorf("calls %q, want %q", seen, want)
 		}
 	}
-	// An earlier epoch, of an API server that was restored, is not used.
+	// An earlier epoch is not used. The API server may publish one after it was restored.
 	r.Publish(first.publishes(1))
 	if step() || r.Current().Epoch != 2 || !strings.Contains(r.Problem().Error(), "this node knows epoch 2") {
 		t.Errorf("an earlier epoch: %v, %v", r.Current(), r.Problem())
@@ -104,7 +106,7 @@ func TestNodeInKubernetesEnrolsInEachEpoch(t *testing.T) {
 		t.Error(r.Problem())
 	}
 
-	// The next process has the credentials; with a corrupt file, or as another node, it enrols.
+	// The next process uses the saved credentials. If the file is corrupt or belongs to another node, it enrols.
 	again := func(node string) Credentials {
 		return NewKubernetesRenewer(dir, node, r.token, time.Now, log.Discard()).Current()
 	}
@@ -122,7 +124,7 @@ func TestNodeInKubernetesEnrolsInEachEpoch(t *testing.T) {
 	}
 }
 
-// TestNodeInKubernetesEnrolsAgainAfterARefusal: its Node was deleted and created again, in the same epoch.
+// TestNodeInKubernetesEnrolsAgainAfterARefusal: the Node was deleted and created again in the same epoch.
 func TestNodeInKubernetesEnrolsAgainAfterARefusal(t *testing.T) {
 	m := newMember(t, newAuthority(t), 1)
 	token := "token1"
@@ -141,7 +143,7 @@ func TestNodeInKubernetesEnrolsAgainAfterARefusal(t *testing.T) {
 	calls("token1")
 	first := r.Current()
 
-	// A connection failed, and members accept the certificate, or do not answer.
+	// A connection failed, but members accept the certificate or do not answer.
 	m.fails(status.Error(codes.Unavailable, "no leader"))
 	r.Failed()
 	if !step() || !same(r.Current(), first) {

@@ -53,7 +53,7 @@ type machine struct {
 	name    string
 	address string // "" for none
 	token   store.Token
-	peer    string // address with which it joined by the token
+	peer    string // its address for other members when it joined
 }
 
 // machines returns machines with addresses of their own, which no other test uses.
@@ -124,7 +124,7 @@ func (p *proc) join(node string) store.Credentials {
 	return c
 }
 
-// joinBy makes a machine a member, and starts it.
+// joinBy makes a machine a member with a token of by, and starts it.
 func (m *machine) joinBy(by *proc) *proc {
 	m.t.Helper()
 	m.token, m.peer = by.token(&storev1.CreateJoinTokenRequest{Member: true}), m.address+":23800"
@@ -210,7 +210,7 @@ func enrolBy(t *testing.T, address string) storev1.EnrolServiceClient {
 	return storev1.NewEnrolServiceClient(c)
 }
 
-// etcdAs returns a client of etcd on the unix socket, whose user the kernel takes for another one.
+// etcdAs returns a client of etcd on the unix socket. The kernel reports uid as the user of its process.
 func (m *machine) etcdAs(uid int) *clientv3.Client {
 	m.t.Helper()
 	c, err := clientv3.New(clientv3.Config{
@@ -260,7 +260,7 @@ func etcdBy(t *testing.T, c store.Credentials) *clientv3.Client {
 	return etcd
 }
 
-// code returns the code of an error of etcd's client, which keeps its own type for some.
+// code returns the gRPC code of an error. etcd's client uses its own error type for some errors.
 func code(err error) codes.Code {
 	var e rpctypes.EtcdError
 	if errors.As(err, &e) {
@@ -273,13 +273,14 @@ const keys = "/sluice/v1/identity"
 
 func (p *proc) reason(err error, want codes.Code, reason storev1.ErrorReason) {
 	p.t.Helper()
-	err = reasontest.Note(err) // clients of the enrolment have connections of their own
+	err = reasontest.Note(err) // each client of the enrolment has its own connection
 	if status.Code(err) != want || !rpcerr.Is(err, reason) {
 		p.t.Errorf("%v (%s), want %s %s", err, status.Code(err), want, reason)
 	}
 }
 
-// TestKernelStoreOfOneMachine: a member without an address has a unix socket only, on which the kernel names the user.
+// TestKernelStoreOfOneMachine: a member without an address only has a unix socket, on which the kernel reports the
+// user.
 func TestKernelStoreOfOneMachine(t *testing.T) {
 	m := machines(t, "n1")[0]
 	m.address = ""
@@ -288,7 +289,7 @@ func TestKernelStoreOfOneMachine(t *testing.T) {
 	}
 	p := m.start()
 	p.Serving()
-	if err := os.Chmod(m.socket(), 0o666); err != nil { // so that only the user decides below
+	if err := os.Chmod(m.socket(), 0o666); err != nil { // only the user that the kernel reports decides below
 		t.Fatal(err)
 	}
 	st := p.status()
@@ -319,7 +320,7 @@ func TestKernelStoreOfOneMachine(t *testing.T) {
 	_, err := p.CreateJoinToken(ctx, &storev1.CreateJoinTokenRequest{})
 	p.reason(err, codes.FailedPrecondition, storev1.ErrorReason_ERROR_REASON_NO_ADDRESS)
 
-	// A restart, also after a crash, has the same data.
+	// After a restart, also after a crash, the data are the same.
 	p.Kill()
 	p = m.start()
 	p.Serving()
@@ -337,7 +338,7 @@ func TestKernelStoreOfOneMachine(t *testing.T) {
 	}
 }
 
-// TestKernelLostAndCorruptStateIsNotReplaced: an empty cluster would look to nodes as if all had lost their numbers.
+// TestKernelLostAndCorruptStateIsNotReplaced: with an empty cluster, all nodes would seem to have lost their numbers.
 func TestKernelLostAndCorruptStateIsNotReplaced(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()
@@ -392,7 +393,7 @@ func TestKernelLostAndCorruptStateIsNotReplaced(t *testing.T) {
 	p.Stop()
 }
 
-// TestKernelJoinTokens: one token, one machine.
+// TestKernelJoinTokens: one token is valid for one machine.
 func TestKernelJoinTokens(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()
@@ -447,7 +448,7 @@ func TestKernelJoinTokens(t *testing.T) {
 			t.Errorf("a member called %q: %v", name, err)
 		}
 	}
-	// A member with the name of another one, or its address.
+	// A member that claims the name or the address of another member.
 	_, err = store.EnrolMember(ctx, lying, "n1", "192.0.2.9:23800")
 	p.reason(err, codes.FailedPrecondition, storev1.ErrorReason_ERROR_REASON_MEMBERS_NOT_CHANGED)
 	_, err = store.EnrolMember(ctx, lying, "n9", m.address+":23800")
@@ -462,7 +463,7 @@ func TestKernelJoinTokens(t *testing.T) {
 	}
 	brief := p.token(&storev1.CreateJoinTokenRequest{ValidFor: durationpb.New(time.Second)})
 	servicetest.Eventually(t, "the end of a token", func() bool {
-		_, err := enrolWith(t, brief, "d") // before that, its use by another key is refused
+		_, err := enrolWith(t, brief, "d") // until it expires, the token is refused because another key has used it
 		return err != nil && strings.Contains(err.Error(), "it expired at")
 	})
 	guessed := token
@@ -470,7 +471,7 @@ func TestKernelJoinTokens(t *testing.T) {
 	_, err = enrolWith(t, guessed, "e")
 	p.reason(err, codes.Unauthenticated, storev1.ErrorReason_ERROR_REASON_TOKEN_REFUSED)
 
-	// A server of another store does not get the secret.
+	// A server of another store does not receive the token's secret.
 	other := machines(t, "n1")[0]
 	q := other.start()
 	q.Serving()
@@ -480,7 +481,7 @@ func TestKernelJoinTokens(t *testing.T) {
 		t.Errorf("a server of another store: %v", err)
 	}
 
-	// A machine that replaces another one gets its name, and the former one loses it.
+	// A machine that replaces another machine gets its name, and the former machine loses the name.
 	if _, err := etcdBy(t, first).Put(ctx, keys+"/alive/a", "x"); err != nil {
 		t.Fatal(err)
 	}
@@ -643,13 +644,13 @@ func TestKernelNodeWithTheRightsOfAnotherWritesNothing(t *testing.T) {
 	if attempts < 400 {
 		t.Errorf("only %d attempts", attempts)
 	}
-	// Its own keys are still writable.
+	// The keys of node a are still writable.
 	if _, err := a.Put(ctx, own, "x"); err != nil {
 		t.Error(err)
 	}
 }
 
-// dump returns everything in etcd but the certificates' times, as root.
+// dump returns all of etcd as root, except the times of the certificates.
 func dump(t *testing.T, p *proc, m *machine) string {
 	t.Helper()
 	r, err := m.etcdAs(0).Get(t.Context(), "\x00", clientv3.WithFromKey())
@@ -666,7 +667,7 @@ func dump(t *testing.T, p *proc, m *machine) string {
 	return b.String()
 }
 
-// TestKernelRevokedNodeIsDisconnected: at once by etcd, which no longer knows the user.
+// TestKernelRevokedNodeIsDisconnected: etcd disconnects a revoked node at once, because its user no longer exists.
 func TestKernelRevokedNodeIsDisconnected(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()
@@ -702,7 +703,7 @@ func TestKernelRevokedNodeIsDisconnected(t *testing.T) {
 	refused(t, "the revoked node, after another one joined", c)
 }
 
-// TestKernelCertificateIsRenewedByItself: a valid certificate is enough for the next one.
+// TestKernelCertificateIsRenewedByItself: with a valid certificate, a node gets the next one without a token.
 func TestKernelCertificateIsRenewedByItself(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()
@@ -722,7 +723,7 @@ func TestKernelCertificateIsRenewedByItself(t *testing.T) {
 	if located, err := store.Locate(ctx, renewed); err != nil || len(located.Clients) != 1 || located.Epoch != 1 {
 		t.Errorf("members: %v, %v", located.Clients, err)
 	}
-	// A member of an earlier epoch than the node knows.
+	// A member whose epoch is earlier than the epoch that the node knows.
 	later := renewed
 	later.Epoch = 2
 	if _, err := store.Locate(ctx, later); err == nil || !strings.Contains(err.Error(), "this node knows epoch 2") {
@@ -731,8 +732,8 @@ func TestKernelCertificateIsRenewedByItself(t *testing.T) {
 	refused(t, "a node that knows a later epoch", later)
 }
 
-// TestKernelThreeMembers: from one member to three, the loss of one, and its replacement, with a client of a node all
-// the time.
+// TestKernelThreeMembers: a store grows from one member to three, loses one and replaces it, while a client of a node
+// keeps working.
 func TestKernelThreeMembers(t *testing.T) {
 	all := machines(t, "n1", "n2", "n3", "n4")
 	p := all[0].start()
@@ -789,7 +790,7 @@ func TestKernelThreeMembers(t *testing.T) {
 	}
 	put("with three members")
 
-	// One is lost, with its disk.
+	// One member is lost, with its disk.
 	procs["n1"].Kill()
 	put("with two of three members")
 	p = procs["n2"]
@@ -807,7 +808,7 @@ func TestKernelThreeMembers(t *testing.T) {
 	})
 	put("with the replacement")
 
-	// The removed one does not come back.
+	// The removed member does not become a member again.
 	removed := all[0].start()
 	servicetest.Eventually(t, "the removed member ends or does not serve", func() bool {
 		return strings.Contains(removed.Log(), "removed") || strings.Contains(removed.Log(), "stopped")
@@ -831,8 +832,8 @@ func TestKernelThreeMembers(t *testing.T) {
 	put("the quorum is back")
 }
 
-// TestKernelRestoredSnapshotIsANewEpoch: the data are the former ones, tokens of that time are not valid again, and a
-// member of the former epoch gets no node that knows the new one.
+// TestKernelRestoredSnapshotIsANewEpoch: the store has the data of the snapshot, but its tokens are not valid again.
+// Nodes that know the new epoch do not use a member of the former epoch.
 func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()
@@ -879,7 +880,7 @@ func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 		t.Errorf("revision %d after the restore, %d before: a client would take it for known",
 			got.Header.Revision, r.Header.Revision)
 	}
-	// Nodes allocate nothing new for a minute, in which they claim what they hold.
+	// For a minute, nodes allocate nothing new, and claim what they hold.
 	if pause := restoredFor(t, m); pause <= 0 || pause > 60 {
 		t.Errorf("after the restore, new allocations wait %d s", pause)
 	}
@@ -900,7 +901,7 @@ func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 	refused(t, "a node that knows epoch 1 only", c) // until it has located the members
 	p.Stop()
 
-	// The restored store starts again without a restore.
+	// The restored store restarts without another restore.
 	p = m.start()
 	p.Serving()
 	if r, err := m.etcdAs(0).Get(ctx, keys+"/restored"); err != nil || len(r.Kvs) > 0 && r.Kvs[0].Version > 1 {
@@ -911,8 +912,8 @@ func TestKernelRestoredSnapshotIsANewEpoch(t *testing.T) {
 	}
 }
 
-// TestKernelStoreThatIsRestoredTwiceHasALaterEpoch: all data are lost, and the copy of member.json is of the first
-// epoch.
+// TestKernelStoreThatIsRestoredTwiceHasALaterEpoch: all data are lost, and the only copy of member.json is from the
+// first epoch.
 func TestKernelStoreThatIsRestoredTwiceHasALaterEpoch(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()
@@ -977,7 +978,7 @@ func restoredFor(t *testing.T, m *machine) int64 {
 	return lease.TTL
 }
 
-// TestKernelCorruptSnapshotIsNotRestored: the process names the file, and the data stay.
+// TestKernelCorruptSnapshotIsNotRestored: the error of the process contains the file, and the data stay unchanged.
 func TestKernelCorruptSnapshotIsNotRestored(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()
@@ -1050,7 +1051,7 @@ func TestKernelRestoreContinuesAfterEachStep(t *testing.T) {
 	}
 }
 
-// TestKernelRebuildFromOneMember: of three members two are lost, and the third continues with its own data.
+// TestKernelRebuildFromOneMember: two of three members are lost, and the third continues with its data.
 func TestKernelRebuildFromOneMember(t *testing.T) {
 	all := machines(t, "n1", "n2", "n3")
 	p := all[0].start()
@@ -1079,7 +1080,7 @@ func TestKernelRebuildFromOneMember(t *testing.T) {
 	all[0].restore(nil)
 	p = all[0].start()
 	p.Serving()
-	// The others still run, with a quorum: a node that knows the new epoch does not use them.
+	// The two other members still run, with a quorum. A node that knows the new epoch does not use them.
 	located, err := store.Locate(ctx, c)
 	if err != nil || located.Epoch != 2 || len(located.Clients) != 1 {
 		t.Fatalf("addresses %v of epoch %d, %v", located.Clients, located.Epoch, err)
@@ -1143,7 +1144,7 @@ func TestKernelAcknowledgedWritesSurviveSIGKILL(t *testing.T) {
 	}
 }
 
-// TestKernelCorruptDatabaseIsNotServed: the process ends, and the log names the page with the ways out.
+// TestKernelCorruptDatabaseIsNotServed: the process ends, and its log refers to the page that describes how to recover.
 func TestKernelCorruptDatabaseIsNotServed(t *testing.T) {
 	m := machines(t, "n1")[0]
 	p := m.start()
@@ -1152,7 +1153,7 @@ func TestKernelCorruptDatabaseIsNotServed(t *testing.T) {
 	if _, err := etcdBy(t, c).Put(t.Context(), keys+"/ip/a/node", strings.Repeat("x", 1000)); err != nil {
 		t.Fatal(err)
 	}
-	used := p.status().GetDatabaseBytes() // the file may have unused space behind it
+	used := p.status().GetDatabaseBytes() // the end of the file may be unused
 	p.Stop()
 	for name, damage := range map[string]func([]byte) []byte{
 		"empty": func([]byte) []byte { return nil },
@@ -1174,7 +1175,7 @@ func TestKernelCorruptDatabaseIsNotServed(t *testing.T) {
 			t.Fatal(err)
 		}
 		p := m.start()
-		if name == "empty" { // etcd makes it again from its log, which has everything here
+		if name == "empty" { // etcd creates the file again from its log, which contains all data here
 			p.Serving()
 			r, err := etcdBy(t, c).Get(t.Context(), keys+"/ip/a/node")
 			if err != nil || len(r.Kvs) != 1 || len(r.Kvs[0].Value) != 1000 {
@@ -1235,7 +1236,7 @@ func TestKernelFullStoreRecovers(t *testing.T) {
 	if r, err := b.Get(ctx, keys+"/alive/b"); err != nil || len(r.Kvs) != 1 {
 		t.Errorf("read in a full store: %v, %v", r, err)
 	}
-	// The administrator removes the node that filled it, and the history with its keys.
+	// The administrator removes the node that filled the database, and the history with the node's keys.
 	if _, err := p.RevokeNode(ctx, &storev1.RevokeNodeRequest{Node: "a"}); err != nil {
 		t.Errorf("revoke in a full store: %v", err)
 	}

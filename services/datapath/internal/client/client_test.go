@@ -236,7 +236,7 @@ func TestReconnectionIsToldWithoutACall(t *testing.T) {
 	}
 	stop()
 	cancel()
-	for range told { //nolint:revive // until it is closed
+	for range told { //nolint:revive // drain the channel until it is closed
 	}
 }
 

@@ -29,11 +29,11 @@ import (
 // scriptedCluster sends messages to the first watch, rejects the token expired, and keeps registrations.
 type scriptedCluster struct {
 	identityv1.UnimplementedClusterServiceServer
-	send chan *identityv1.WatchClusterResponse // nil ends a watch
+	send chan *identityv1.WatchClusterResponse // messages that the server sends; nil ends a watch
 
 	mu         sync.Mutex
-	tokens     []string                          // guarded by mu; tokens of the watches
-	expired    string                            // guarded by mu; a token that is rejected
+	tokens     []string                          // guarded by mu; tokens with which the watches began
+	expired    string                            // guarded by mu; a token that the server rejects
 	registered []*identityv1.RegisterNodeRequest // guarded by mu
 	refuse     error                             // guarded by mu
 }
@@ -198,7 +198,7 @@ func TestClusterStreamIsFollowedOverItsEnds(t *testing.T) {
 		RemovedNodes: []string{"c"}, ResumeToken: []byte("2"),
 	}
 	want(`1 ["10.1.0.6/32 b 301" "192.0.2.9/32  16711681" "b 1 [192.0.2.1] [10.1.0.0/24]"]`)
-	s.send <- nil // continues from the last token
+	s.send <- nil // the client continues from its last token
 	s.send <- &identityv1.WatchClusterResponse{RemovedPrefixes: []string{"192.0.2.9/32"}, ResumeToken: []byte("3")}
 	want(`1 ["10.1.0.6/32 b 301" "b 1 [192.0.2.1] [10.1.0.0/24]"]`)
 	s.mu.Lock()

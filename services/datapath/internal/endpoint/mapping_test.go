@@ -25,7 +25,7 @@ func TestMappingsThatLeadNowhereOrToTwoPlacesAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		addrs []netip.Addr
 		ms    []PortMapping
-		want  string // in the error; empty: none
+		want  string // expected part of the error; empty: no error
 	}{
 		"none":                      {both, nil, ""},
 		"of all addresses":          {both, []PortMapping{mapping("", 80, workload.TCP, 8080)}, ""},

@@ -173,7 +173,7 @@ func TestKernelMappedSocketsAreAnswered(t *testing.T) {
 func TestKernelServiceKeepsItsPortFromProcesses(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		n := &serviceNode{T: t, runner: f.a.runner}
-		f.a.masquerade(t) // so that connections are tracked
+		f.a.masquerade(t) // masquerading makes the kernel track connections
 		for i, own := range []netip.Addr{f.a.addr4, f.a.addr6} {
 			at := netip.AddrPortFrom(f.a.pod.Addrs()[i], 8080)
 			tell(t, f.a.pod.ns, at)
@@ -363,7 +363,7 @@ func TestKernelSenderIsTheBackend(t *testing.T) {
 				port := 30111 + uint16(3*i+j)
 				at, asked := netip.AddrPortFrom(sender.at, 7001), netip.AddrPortFrom(own, port)
 				tell(t, sender.in, at)
-				tell(t, f.a.ns, asked) // a process at the node port itself
+				tell(t, f.a.ns, asked) // a process of the node listens at the node port
 				n.lead(asked, feNode, at)
 				for _, network := range []string{"tcp", "udp"} {
 					c, err := dialIn(t, sender.in, network, asked)

@@ -153,13 +153,13 @@ func failure(kind byte, from, to string, quoted l4) l4 {
 // act is one step of a play: a packet and its expected result, or a change.
 type act struct {
 	from, to string
-	stack    bool // from the host's stack to the pod
+	stack    bool // the packet goes from the host's stack to the pod
 	mark     uint32
 	device   uint32 // incoming device of a packet from the stack, 0: sent by the host itself
 	via      string // the pod by whose device a packet from the stack entered
 	what     l4
 	want     event.Reason
-	wantDir  event.Direction // 0: the direction of the program
+	wantDir  event.Direction // expected direction; 0: the direction of the program
 	then     func(t *testing.T, th *theatre)
 }
 
@@ -344,7 +344,7 @@ func forgetAll() act {
 // Tables of the plays.
 const (
 	only80    = nodetable.ID(40) // TCP, UDP and SCTP to port 80, for all peers
-	only80b   = nodetable.ID(41) // an equal table with another number
+	only80b   = nodetable.ID(41) // a table with the same content but another number
 	friends   = nodetable.ID(42) // all traffic with peers of identity class 7
 	pings     = nodetable.ID(43) // echo requests
 	redirects = nodetable.ID(44) // TCP to a proxy that does not exist

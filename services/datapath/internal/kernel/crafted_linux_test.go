@@ -30,7 +30,7 @@ type crafted struct {
 // connections to port 80 of any peer, any peer may do so to pod b, and no other connection may begin.
 type crafter struct {
 	*theatre
-	open    bool                   // false: no connection may begin
+	open    bool                   // whether new connections are allowed
 	live    map[string]bool        // connections whose first packet passed
 	pieces  map[string]bool        // fragmented packets whose first fragment passed
 	before  map[cell]event.Counter // counters after the last packet

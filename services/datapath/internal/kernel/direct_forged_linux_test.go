@@ -21,7 +21,7 @@ import (
 // claim describes the sender that a tunnel packet to b claims to have. Each inner packet ends with a number that
 // identifies it.
 type claim struct {
-	outer, to netip.Addr // of the outer packet
+	outer, to netip.Addr // source and destination of the outer packet
 	vni       identity.Numeric
 	inner     netip.Addr // source of the inner packet
 	broken    string     // what is wrong with the headers; "": nothing

@@ -253,13 +253,13 @@ func TestKernelDirectPathDropsForgedPacketsLikeTheTunnel(t *testing.T) {
 	}
 	without := with(func(outerPacket) {})
 	nobody, third := netip.MustParseAddr("10.244.2.99"), netip.MustParseAddr("10.244.3.10")
-	const none = event.Reason(0) // the stack drops it
+	const none = event.Reason(0) // no reason of the datapath: the stack drops the packet
 	for _, c := range []struct {
 		name   string
 		from   netns.NsHandle
 		packet func() outerPacket
 		want   event.Reason
-		device bool // the device gets it
+		device bool // whether the tunnel device gets the packet
 	}{
 		{"a pod of a", f.a.ns, good, event.ForwardedToPod, false},
 		{"a pod of a, IPv6", f.a.ns, say(a.Identity, a.IPv6, b.IPv6), event.ForwardedToPod, false},

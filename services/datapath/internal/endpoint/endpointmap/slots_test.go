@@ -29,7 +29,7 @@ func TestRetiredSlotsRestUntilTheirGracePeriodHasPassed(t *testing.T) {
 	table.retire(5)
 	table.retire(5) // the second call has no effect
 	first := table.beginDrain()
-	table.retire(6) // during the grace period, so not covered by it
+	table.retire(6) // retired during the grace period of slot 5, so that period does not cover slot 6
 	if _, ok := table.take(); ok {
 		t.Fatal("a slot was free during its grace period")
 	}

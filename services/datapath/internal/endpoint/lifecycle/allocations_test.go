@@ -94,7 +94,7 @@ func TestReconcileReleasesOnlyOwnersNobodyKnows(t *testing.T) {
 	lost, leased := workload.Owner{ContainerID: "lost", Interface: "eth0"}, workload.Owner{ContainerID: "adding", Interface: "eth0"}
 	m.leases[lost] = lease{confirmed: true}
 	m.identities[lost] = true
-	m.leases[leased] = lease{} // an ADD that has not reached the datapath yet
+	m.leases[leased] = lease{} // lease of an ADD that has not reached the datapath yet
 	foreign := workload.Owner{ContainerID: "nomad", Interface: "eth0"}
 	m.leases[foreign], m.identities[foreign] = lease{confirmed: true, foreign: true}, true
 	if n, err := c.Reconcile(t.Context()); err != nil || n != 1 {

@@ -44,7 +44,7 @@ func TestDeletionWorksWithEveryServiceDownAndReleasesOverRestarts(t *testing.T) 
 func TestDeletionEndsACreationUnderWay(t *testing.T) {
 	for _, op := range createOps {
 		if op == "open namespace" {
-			continue // nothing exists yet: see the next test
+			continue // the endpoint does not exist yet: see the next test
 		}
 		t.Run(op, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

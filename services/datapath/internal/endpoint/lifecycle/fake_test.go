@@ -32,7 +32,7 @@ type machine struct {
 
 	namespaces map[string]*namespace // by path
 	nextInode  uint64
-	devices    map[uint32]*device // by index, in the node's namespace
+	devices    map[uint32]*device // devices of the node's namespace, by index
 	nextIndex  uint32
 	slots      map[uint16]endpoint.Entry
 	nextSlot   uint16
@@ -66,7 +66,7 @@ type device struct {
 	up, configured, filtered bool
 
 	rules   []netip.Addr // in the namespace
-	foreign string       // a foreign program attached before Sluice's
+	foreign string       // program of another owner, attached before Sluice's
 	ns      *namespace
 }
 

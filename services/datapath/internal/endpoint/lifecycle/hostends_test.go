@@ -172,7 +172,7 @@ func TestEventGetsItsTurnBetweenConstantChecks(t *testing.T) {
 			wg.Go(func() {
 				for ctx.Err() == nil {
 					if leave, err := c.locks.Lock(ctx, s.Owner); err == nil {
-						time.Sleep(eventPatience / 10) // the duration of a check
+						time.Sleep(eventPatience / 10) // a check takes this long
 						leave()
 					}
 				}

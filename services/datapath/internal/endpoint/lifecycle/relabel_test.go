@@ -603,7 +603,7 @@ func TestARecordIsTakenBackOnlyIfTheMapsHaveTheFormerIdentity(t *testing.T) {
 	}
 }
 
-// TestAnEndpointThatIsBeingDeletedIsNotChanged: its device may already be removed.
+// TestAnEndpointThatIsBeingDeletedIsNotChanged: the device of such an endpoint may already be removed.
 func TestAnEndpointThatIsBeingDeletedIsNotChanged(t *testing.T) {
 	m := newMachine()
 	c := m.evaluated(t, &fakePolicies{})
@@ -636,7 +636,7 @@ func TestRefreshHoldsIdentitiesAndAdoptsNewNumbers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	clear(m.identities) // the service has lost its state
+	clear(m.identities) // the identity service has lost its state
 	if n, err := c.Refresh(t.Context()); err != nil || n != 0 {
 		t.Errorf("the same number: %d changed, %v", n, err)
 	}

@@ -21,7 +21,7 @@ var unlessInUse = Removal{UnlessInUse: true}
 func TestRemovalUnlessInUseLeavesWhatAContainerHas(t *testing.T) {
 	for name, c := range map[string]struct {
 		happens func(m *machine, s endpoint.Spec)
-		inUse   string // part of the error; empty: no error
+		inUse   string // expected part of the error; empty: no error
 	}{
 		"all is there": {func(*machine, endpoint.Spec) {}, "its device "},
 		"the device was removed": {
@@ -84,7 +84,7 @@ func (m *machine) removeDevices() {
 	clear(m.devices)
 }
 
-// TestRemovalUnlessInUseEndsNoCreation: it neither cancels a creation nor waits for it.
+// TestRemovalUnlessInUseEndsNoCreation: the removal neither cancels a running creation nor waits for its end.
 func TestRemovalUnlessInUseEndsNoCreation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()

@@ -30,7 +30,7 @@ func TestWithoutIdentityTheNumberOfAnEqualEndpointIsTaken(t *testing.T) {
 		t.Fatalf("an endpoint of equal labels and ports: %+v, %v, refresh due %v", e.Identity, err, c.RefreshDue())
 	}
 	other := m.wanted("c", 4)
-	other.Labels = first.Labels // but no port, so another label set
+	other.Labels = first.Labels // the labels of first but no named port, so another label set
 	if _, err := c.Create(t.Context(), other, false); !errors.Is(err, endpoint.ErrUnavailable) {
 		t.Errorf("an endpoint of other ports: %v, want ErrUnavailable", err)
 	}

@@ -243,7 +243,7 @@ func TestDeviceOfAKilledCreationIsRemovedByItsIndex(t *testing.T) {
 		Namespace: m.namespaces[s.Netns].id,
 	}
 	for _, made := range []bool{false, true} {
-		m.records[s.Owner] = half // the state that a killed process leaves
+		m.records[s.Owner] = half // the state in which a killed process leaves the record
 		m.leases[s.Owner] = lease{addrs: s.Addrs}
 		if made {
 			if _, err := (fakeLinks{m}).Create(openNamespace{m, m.namespaces[s.Netns]}, half.Device); err != nil {

@@ -119,8 +119,7 @@ func TestRecordOfTheVersionBeforeIsRead(t *testing.T) {
 	}
 }
 
-// TestRecordOfVersion3IsRead: it equals a record of version 4 without the fields that version 4
-// added.
+// TestRecordOfVersion3IsRead: a record of version 3 is loaded like a record of version 4 whose new fields are empty.
 func TestRecordOfVersion3IsRead(t *testing.T) {
 	s, err := Open(t.TempDir(), "boot", log.Discard())
 	if err != nil {
@@ -397,8 +396,8 @@ func TestUnreadableFilesAreWorthOneBoot(t *testing.T) {
 	}
 }
 
-// TestMissingDirectoryOfThisBootIsRefused: it must not count as a new one, because the pods that it
-// described are running.
+// TestMissingDirectoryOfThisBootIsRefused: a missing directory must not count as a new one, because the pods of its
+// records are still running.
 func TestMissingDirectoryOfThisBootIsRefused(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "endpoints")
 	for _, c := range []struct {

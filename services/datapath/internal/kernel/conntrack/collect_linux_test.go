@@ -204,7 +204,7 @@ func TestKernelPassRemovesWhatIsOver(t *testing.T) {
 	}
 	i.put(slices.Concat(stay, expire, orphan)...)
 	p := i.collect()
-	if p.Batches != 2 { // one for each family
+	if p.Batches != 2 { // one batch for each address family
 		t.Errorf("%d batches were read, want 2", p.Batches)
 	}
 	if p.Live != [2]int{6, 2} || p.Expired != len(expire) || p.Orphaned != len(orphan) || p.Kept != 0 || p.Ended != 0 {

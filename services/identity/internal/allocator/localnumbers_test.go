@@ -19,7 +19,7 @@ func TestNodeLocalNumberIsAssignedAgainAfterAllOthers(t *testing.T) {
 		}
 	}
 	want("a", identity.MaxNodeLocal)
-	want("b", identity.MinNodeLocal) // behind the last number comes the first
+	want("b", identity.MinNodeLocal) // after the last number, the first one follows
 	want("a", identity.MaxNodeLocal)
 	l.release("a", identity.MaxNodeLocal)
 	for i := 1; i < identity.NodeLocalSize-1; i++ {

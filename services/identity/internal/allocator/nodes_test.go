@@ -1164,7 +1164,7 @@ func TestManyIdentitiesAreCollectedInBoundedSteps(t *testing.T) {
 type brokenCollection struct {
 	allocator.Store
 	mu    sync.Mutex
-	fails map[string]int // how many more times
+	fails map[string]int // how many more times the call fails
 }
 
 func (b *brokenCollection) fail(what string) error {

@@ -77,7 +77,7 @@ func randomLife(t *testing.T, r *rand.Rand) {
 			} else {
 				f.Up()
 			}
-		default: // a new process on the same state
+		default: // a new process with the same state
 			n.stop()
 			all[i] = start(t, f.Node(fmt.Sprint(i)), n.records, cfg)
 		}

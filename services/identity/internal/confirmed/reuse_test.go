@@ -15,22 +15,22 @@ import (
 
 // The rules of a cluster as a random test plays them. All nodes share one address after the other of node 0.
 const (
-	stale  = rest - time.Minute // after which a node that is cut off doubts
-	probed = 5 * time.Second    // between two probes of a node
+	stale  = rest - time.Minute // time after which a node without contact to the store no longer trusts its mappings
+	probed = 5 * time.Second    // time between two probes of a node
 )
 
 // reader is a node that may have old mappings.
 type reader struct {
 	name        string
 	incarnation string
-	connected   bool  // its watch brings changes
-	lagging     bool  // ... which its datapath does not apply
-	watched     int64 // the service has everything up to this revision
-	applied     int64 // the kernel has
-	saved       int64 // the disk has: a restart goes back to it
+	connected   bool  // the watch of the node delivers changes
+	lagging     bool  // the datapath of the node does not apply the changes
+	watched     int64 // the service has received all changes up to this revision
+	applied     int64 // the kernel has all changes up to this revision
+	saved       int64 // the disk has all changes up to this revision; a restart returns to it
 	heard       time.Time
-	lease       time.Time // when its lease ends unless it is renewed
-	leased      bool      // etcd has its lease
+	lease       time.Time // when the node's lease ends, unless it is renewed
+	leased      bool      // etcd has the node's lease
 }
 
 // believes reports whether a node that has not received a removal still uses the mapping. The owner of the address is
@@ -108,7 +108,7 @@ func play(t *testing.T, seed uint64) (byTime, byConfirmation int) {
 			n.watched = min(n.watched, n.saved)
 		case 5: // the machine reboots: it is cut off until it hears from the store
 			n.watched, n.applied, n.heard = n.saved, n.saved, time.Time{}
-		case 6: // another machine takes the name, and the former one continues
+		case 6: // another machine takes the name of the node, and the former machine continues to run
 			if n != owner && !n.connected && !n.leased && len(nodes) < 8 {
 				other := &reader{
 					name: n.name, incarnation: fmt.Sprint("later-", len(nodes)), connected: true, watched: revision,
@@ -135,7 +135,7 @@ func play(t *testing.T, seed uint64) (byTime, byConfirmation int) {
 				if rng.IntN(3) == 0 {
 					n.saved = n.applied
 				}
-				if rng.IntN(3) == 0 { // it reports what both the kernel and the disk have
+				if rng.IntN(3) == 0 { // the node reports the revision that both its kernel and its disk have
 					revision++
 					tracker.Report(n.name, Report{
 						Incarnation: n.incarnation, Cluster: 1, Revision: min(n.applied, n.saved),

@@ -66,7 +66,7 @@ func BenchmarkBurst(b *testing.B) {
 			s := etcdtest.Start(b)
 			cfg := quick()
 			cfg.Quota, cfg.StoreTimeout, cfg.Reconcile, cfg.Heartbeat = 2*sets, 30*time.Second, time.Minute, time.Second
-			cfg.KnownDelay = 10 * time.Second // as the service has it
+			cfg.KnownDelay = 10 * time.Second // the same delay as in the service
 			n := startNode(b, s.Endpoint, "a", b.TempDir(), cfg)
 			n.connected()
 			client := s.Client()

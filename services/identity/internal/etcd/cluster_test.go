@@ -200,7 +200,7 @@ func TestEightNodesAgreeOnEveryNumber(t *testing.T) {
 			}
 			got[i][k] = id.Number
 		}
-		if i%2 == 0 { // one after the other, or all at once
+		if i%2 == 0 { // the calls are made one after the other, or all at once
 			wg.Go(func() {
 				for _, k := range rand.Perm(sets) {
 					hold(k)
@@ -403,7 +403,7 @@ func TestLeaseThatRanOutIsRestoredBeforeAnythingIsCollected(t *testing.T) {
 	t.Parallel() // it mostly waits
 	s := etcdtest.Start(t)
 	cfg := quick()
-	cfg.Heartbeat, cfg.Reconcile = time.Hour, time.Hour // nothing that looks after the lease
+	cfg.Heartbeat, cfg.Reconcile = time.Hour, time.Hour // no background work looks at the lease
 	dir := t.TempDir()
 	silent := startNode(t, s.Endpoint, "silent", dir, cfg)
 	id, err := silent.Hold(t.Context(), holder(1), storetest.Labels(t, "web"), true)
@@ -788,7 +788,7 @@ func TestKilledNodeKnowsWhatItToldReaders(t *testing.T) {
 	a.connected()
 	b := startNode(t, s.Endpoint, "b", t.TempDir(), quick())
 	b.connected()
-	b.stop() // it has a cache
+	b.stop() // the node has a cache
 	b = startNode(t, s.Endpoint, "b", b.dir, cfg)
 	b.connected()
 	id, err := a.Hold(t.Context(), holder(1), storetest.Labels(t, "x"), false)
@@ -797,7 +797,7 @@ func TestKilledNodeKnowsWhatItToldReaders(t *testing.T) {
 	}
 	servicetest.Eventually(t, "b tells readers", func() bool { _, _, err := b.Get(id.Number); return err == nil })
 	killed := filepath.Join(t.TempDir(), "state")
-	if err := os.CopyFS(killed, os.DirFS(b.dir)); err != nil { // what kill -9 leaves
+	if err := os.CopyFS(killed, os.DirFS(b.dir)); err != nil { // the files that a kill -9 leaves
 		t.Fatal(err)
 	}
 	s.Down()

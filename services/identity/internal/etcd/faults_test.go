@@ -75,7 +75,7 @@ func bindings(key, to func(operation) int) porcupine.Model {
 			switch {
 			case op.kind == "release":
 				return s.holders > 0 && s.bound == to(op), inForce{s.bound, s.holders - 1}
-			case op.holder < 0: // refused, so another one has it
+			case op.holder < 0: // the claim was refused, so another node has the range
 				return s.holders > 0, s
 			case s.holders > 0 && s.bound != to(op):
 				return false, s
@@ -471,7 +471,7 @@ func (p *proxy) carry(c net.Conn, to string) {
 		delete(p.open, c)
 	}()
 	if cut {
-		io.Copy(io.Discard, c) //nolint:errcheck // it ends with the connection
+		io.Copy(io.Discard, c) //nolint:errcheck // the copy ends with the connection
 		return
 	}
 	d, err := net.Dial("unix", to)
@@ -480,10 +480,10 @@ func (p *proxy) carry(c net.Conn, to string) {
 	}
 	defer d.Close()
 	go func() {
-		io.Copy(d, c) //nolint:errcheck // it ends with the connection
+		io.Copy(d, c) //nolint:errcheck // the copy ends with the connection
 		d.Close()
 	}()
-	io.Copy(c, d) //nolint:errcheck // it ends with the connection
+	io.Copy(c, d) //nolint:errcheck // the copy ends with the connection
 }
 
 // Cut ends every connection. New connections get no answer until Heal.

@@ -607,7 +607,7 @@ func TestCompactedBehindAnIdleWatcher(t *testing.T) {
 	web := a.endpoint("c1", "web", address(1, 5))
 	b.seesMapping(address(1, 5), fmt.Sprint("a ", web.Number))
 	admin := s.Client()
-	for range 20 { // changes that the watch does not see
+	for range 20 { // make changes that the watch does not see
 		if _, err := admin.Put(t.Context(), "/elsewhere", "x"); err != nil {
 			t.Fatal(err)
 		}

@@ -24,10 +24,10 @@ import (
 
 // Sizes of BenchmarkOwner.
 const (
-	ownerBurst      = 10_000 // calls of one burst
-	ownerCallers    = 64     // at a time, as the service lets in
-	ownerIdentities = 65_000 // of a full cluster
-	ownerNodes      = 2_000  // of the full cluster, with 100 references each
+	ownerBurst      = 10_000 // number of calls in one burst
+	ownerCallers    = 64     // number of calls at a time; the service accepts as many
+	ownerIdentities = 65_000 // number of identities in a full cluster
+	ownerNodes      = 2_000  // number of nodes in a full cluster, with 100 references each
 	ownerHeld       = 200    // at the restart
 )
 

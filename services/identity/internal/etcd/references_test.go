@@ -99,12 +99,12 @@ func TestReferencesAreListedOnceAndThenCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put("/ref/node-000/300") // again: no second reference
+	put("/ref/node-000/300") // writing the same key again adds no second reference
 	put("/ref/new/300", clientv3.WithLease(lease.ID))
 	put("/ref/new/301", clientv3.WithLease(lease.ID))
 	put("/ref/new/x")
 	servicetest.Eventually(t, "a new node", got.are("new", 2, 300, nodes+1))
-	for i := range 50 { // what the watch does not see
+	for i := range 50 { // make changes that the watch does not see
 		put(fmt.Sprint("/elsewhere/", i))
 	}
 	seen := got.listings

@@ -265,7 +265,7 @@ func TestReferencesAreWrittenInFewTransactions(t *testing.T) {
 	if _, refs := content(t, admin); len(refs) != held {
 		t.Errorf("%d references, want %d", len(refs), held)
 	}
-	a.stop() // nothing is held any more, as after a reboot
+	a.stop() // nothing is held any more, like after a reboot
 	if _, err := admin.Delete(t.Context(), testPrefix+"/alive/a"); err != nil {
 		t.Fatal(err)
 	}

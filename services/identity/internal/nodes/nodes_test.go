@@ -61,7 +61,7 @@ type process struct {
 	labels     *Labels
 
 	mu      sync.Mutex
-	at      []netip.Addr  // guarded by mu; the API servers
+	at      []netip.Addr  // guarded by mu; addresses of the API servers
 	changed chan struct{} // guarded by mu
 }
 

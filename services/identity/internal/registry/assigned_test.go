@@ -41,7 +41,7 @@ var lies = map[string][]string{
 func TestNodeHasOnlyThePodCIDRsOfItsNode(t *testing.T) {
 	for what, lie := range lies {
 		for _, slots := range []bool{false, true} {
-			for _, late := range []bool{false, true} { // the assignments come after the claims
+			for _, late := range []bool{false, true} { // whether the assignments arrive after the claims
 				t.Run(fmt.Sprint(what, " in slots ", slots, " before the assignments ", late), func(t *testing.T) {
 					own := []string{"10.0.1.0/24", "fd00:0:0:1::/64"}
 					liar, good := node("liar", 5, slices.Concat(own, lie)...), node("good", 6, "10.0.2.0/24", "fd00:0:0:2::/64")

@@ -56,7 +56,7 @@ func TestNodeThatRegisteredFirstTakesNoRangeOfAnother(t *testing.T) {
 		"both halves":        {"10.0.1.0/24", "10.0.2.0/25", "10.0.2.128/25"},
 		"nothing of its own": {"10.0.2.0/24"},
 	} {
-		for _, slots := range []bool{false, true} { // false: a node of a version without slots
+		for _, slots := range []bool{false, true} { // false: a node of an earlier version, without slots
 			t.Run(fmt.Sprint(what, " with slots ", slots), func(t *testing.T) {
 				r, got := newRegistry(t, time.Hour)
 				liar, good := node("liar", 1, "10.0.1.0/24"), node("good", 2, "10.0.2.0/24")

@@ -21,7 +21,7 @@ import (
 type failing struct {
 	writes
 	mu  sync.Mutex
-	err error // guarded by mu; of the publications
+	err error // guarded by mu; error of the publications
 }
 
 // fail makes the publications from now on fail, or with nil succeed.

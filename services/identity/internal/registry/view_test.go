@@ -70,9 +70,9 @@ func newRegistry(t *testing.T, holdLosses time.Duration) (*Registry, *recorder) 
 // keys is the content of a store.
 type keys struct {
 	nodes     map[string]NodeKey
-	claims    map[Removal]ClaimKey // by node and slot
+	claims    map[Removal]ClaimKey // claims by node and slot
 	addresses map[Removal]AddressesKey
-	disjoint  bool // each node has ranges of its own
+	disjoint  bool // each node has its own ranges
 }
 
 func (s keys) listing() Update {
@@ -481,7 +481,7 @@ func TestMappingOfAnotherIncarnationDoesNotCount(t *testing.T) {
 	for _, step := range []struct {
 		what string
 		u    Update
-		want identity.Numeric // 0: the address is nobody's
+		want identity.Numeric // 0: no node has the address
 	}{
 		{"of another incarnation alone", Update{
 			Complete: true, Nodes: []NodeKey{now}, Addresses: []AddressesKey{said(1, "before", 300, 10)},

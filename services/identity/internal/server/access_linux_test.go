@@ -184,9 +184,9 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		name      string
 		uid, gid  uint32
 		allocates codes.Code
-		endpoints codes.Code // of those about endpoints
+		endpoints codes.Code // code of the calls about endpoints
 		underlay  codes.Code // of RegisterNode
-		ranges    codes.Code // of RegisterNode, ClaimRange and ReturnRange
+		ranges    codes.Code // code of RegisterNode, ClaimRange and ReturnRange
 		forgets   codes.Code
 	}{
 		{"root", 0, 0, codes.OK, codes.OK, codes.OK, codes.OK, codes.NotFound},

@@ -31,7 +31,7 @@ import (
 type nodeStore struct {
 	mu        sync.Mutex
 	record    registry.Record // guarded by mu
-	ipam      registry.IPAM   // guarded by mu; of the cluster
+	ipam      registry.IPAM   // guarded by mu; IPAM settings of the cluster
 	endpoints map[string]registry.Addresses
 	assigned  map[string]registry.Assignment // guarded by mu
 	away      bool

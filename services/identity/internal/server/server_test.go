@@ -88,7 +88,7 @@ type option func(*allocator.Config, *rpc.Options)
 
 func serve(t *testing.T, opts ...option) *service {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "identity-") // short enough for a socket's address
+	dir, err := os.MkdirTemp("", "identity-") // short enough for the path of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -810,7 +810,7 @@ func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	for _, c := range []struct {
 		err    error
 		code   codes.Code
-		reason identityv1.ErrorReason // unspecified: the answer has none
+		reason identityv1.ErrorReason // unspecified: the answer has no reason
 	}{
 		{label.ErrInvalid, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},
 		{&label.Error{Index: 1}, codes.InvalidArgument, identityv1.ErrorReason_ERROR_REASON_INVALID_LABEL},

@@ -37,8 +37,8 @@ type past struct {
 }
 
 type step struct {
-	key     string // "" for a change of an identity
-	value   string // "" for a removal
+	key     string // empty for a change of an identity
+	value   string // empty for a removal
 	number  identity.Numeric
 	present bool
 }
@@ -210,7 +210,7 @@ func (p *past) leadsOn(l Loaded, what string) int64 {
 // had.
 func TestKeysSurviveTheProcess(t *testing.T) {
 	path := stateDir(t)
-	p := &past{t: t, random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // the same in each run
+	p := &past{t: t, random: rand.New(rand.NewPCG(1, 2))} //nolint:gosec // the same random numbers in each run
 	for run := range 60 {
 		d, l, err := opened(t, path, "n1")
 		if err != nil {
@@ -257,7 +257,7 @@ func failAndCut(t *testing.T, seed uint64) {
 		t.Fatal(err)
 	}
 	disk := disktest.New(t, root)
-	p := &past{t: t, random: rand.New(rand.NewPCG(3, seed))} //nolint:gosec // the same in each run
+	p := &past{t: t, random: rand.New(rand.NewPCG(3, seed))} //nolint:gosec // the same random numbers in each run
 	disk.Run(t, func() {
 		for run := range 50 {
 			d, l, err := opened(t, path, "n1")
@@ -446,7 +446,7 @@ func TestKnownWithoutKeysIsRead(t *testing.T) {
 		if name == "holds" {
 			o.Name, o.Unlisted, o.Boot = holdsName, false, true
 		}
-		f, err := dir.Open(o) // as the previous version would have written it
+		f, err := dir.Open(o) // like the previous version would have written it
 		if err := errors.Join(err, f.Close()); err != nil {
 			t.Fatal(err)
 		}

@@ -33,9 +33,9 @@ type lateAnswers struct {
 
 	mu      sync.Mutex
 	streams int           // guarded by mu
-	renewed map[int64]int // guarded by mu; answers on the first stream, by lease
-	asked   map[int64]int // guarded by mu; answers on all others, by lease
-	refuse  int           // guarded by mu; so many of the others fail
+	renewed map[int64]int // guarded by mu; number of answers on the first stream, by lease
+	asked   map[int64]int // guarded by mu; number of answers on all other streams, by lease
+	refuse  int           // guarded by mu; how many requests on the other streams still fail
 }
 
 // answerLate replaces what a session that was not used yet reaches leases by.

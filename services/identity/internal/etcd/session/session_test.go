@@ -175,7 +175,7 @@ func TestListingsOfManyPagesAreOfOneRevision(t *testing.T) {
 	var listed int
 	if _, err := s.List(t.Context(), prefix+"/x/", false, func(*mvccpb.KeyValue) {
 		if listed++; listed == 1 {
-			put(n, n+5) // behind the first page
+			put(n, n+5) // keys after the first page
 		}
 	}); err != nil {
 		t.Fatal(err)

@@ -146,8 +146,8 @@ static __always_inline int act_from_overlay(struct __sk_buff *skb, enum sl_reaso
 }
 
 /*
- * Whether sluice_from_underlay has taken the packet out of the tunnel, evaluated and counted it.
- * Packets that the device has taken out have a tunnel key, whatever their mark.
+ * Whether sluice_from_underlay has already decapsulated, evaluated and counted the packet. Packets
+ * that the tunnel device has decapsulated have a tunnel key, whatever their mark.
  */
 static __always_inline bool is_taken_out(struct __sk_buff *skb)
 {

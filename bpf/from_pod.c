@@ -39,7 +39,8 @@ static __always_inline enum sl_reason check_addresses4(struct sl_packet *p,
 {
 	enum sl_reason reason = check_ip4_destination(p);
 
-	/* before the source check: DHCP and IGMP may have no source, which is not spoofing */
+	/* before the source check: DHCP and IGMP packets may have no source address; that is not
+	 * spoofing */
 	if (reason)
 		return reason;
 	if (ip4_src(p) != src->ip4 || !src->ip4)
@@ -76,8 +77,8 @@ static __always_inline enum sl_reason forward_by_stack(struct __sk_buff *skb, st
 }
 
 /*
- * Forwards an allowed packet. Packets of connections that the stack forwards must go through
- * it, because it may have changed addresses.
+ * Forwards an allowed packet. A packet whose connection the stack forwards must go through the
+ * stack, too, because the stack may have translated its addresses.
  */
 static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_packet *p,
 					      __u32 *ifindex)
@@ -90,8 +91,9 @@ static __always_inline enum sl_reason forward(struct __sk_buff *skb, struct sl_p
 	return deliver_to(skb, p, ifindex);
 }
 
-/* Answers with packet too big. The stack would not, because it does not know the service and its
- * path's MTU.
+/*
+ * Answers with packet too big. The stack would not: it knows neither the service nor the MTU of the
+ * path to the backend.
  */
 __noinline enum sl_reason answer_too_big(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -203,7 +205,8 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 	p = new_packet(SL_EGRESS);
 	if (!p)
 		return TC_ACT_SHOT;
-	/* a pod cannot set it: a packet that enters another namespace loses its mark */
+	/* The pod itself cannot set this mark: a packet loses its mark when it enters another
+	 * network namespace. */
 	p->held = (skb->mark & SL_MARK_MASK) == SL_MARK_PROXY;
 	reason = parse_ethernet(skb, p);
 	if (!reason)
@@ -223,7 +226,7 @@ SEC("tc") int sluice_from_pod(struct __sk_buff *skb)
 	observe(skb, p, reason);
 	if (cfg_services && is_refusal(reason) && !answer_sender(skb, p, SL_ANSWER_REFUSED))
 		return act(skb, SL_REASON_ANSWERED_TOO_BIG, 0);
-	/* it leaves by the uplink, like a packet without a tunnel */
+	/* the packet leaves by the uplink, like a packet without a tunnel */
 	if (cfg_direct_port && p->direct)
 		reason = SL_REASON_FORWARDED_NATIVE;
 	action = act(skb, reason, ifindex);

@@ -37,7 +37,7 @@ static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_pac
 
 /*
  * Finds the connection of the packet. It must be redirected, its initiator must be a local pod, and
- * both ends must have the addresses with which it was evaluated.
+ * both ends must have the addresses with which the connection was evaluated.
  */
 static __always_inline enum sl_reason find_redirected(struct sl_packet *p)
 {
@@ -63,7 +63,9 @@ static __always_inline enum sl_reason find_redirected(struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/* Sends a local pod's packet on: sluice_from_pod receives it once more, from the pod's device. */
+/*
+ * Sends on a packet of a local pod: sluice_from_pod receives it once more, from the pod's device.
+ */
 static __always_inline enum sl_reason send_as_pod(struct __sk_buff *skb, struct sl_packet *p,
 						  __u32 *ifindex)
 {
@@ -80,7 +82,7 @@ static __always_inline enum sl_reason send_as_pod(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
-/* Whether the packet or its segments are larger than the device of the pod takes. */
+/* Whether the packet, or one of its GSO segments, exceeds the MTU of the pod's device. */
 static __always_inline bool is_too_large(struct __sk_buff *skb, const struct sl_endpoint *dst)
 {
 	__u32 len = 0;
@@ -91,8 +93,8 @@ static __always_inline bool is_too_large(struct __sk_buff *skb, const struct sl_
 }
 
 /*
- * Delivers an answer from elsewhere. Its hop limit stays: the stack may have lowered it before the
- * proxy got the packet.
+ * Delivers an answer from another node or from outside. Its hop limit is not decremented: the stack
+ * may have done that before the proxy got the packet.
  */
 static __always_inline enum sl_reason deliver_answer(struct __sk_buff *skb, struct sl_packet *p,
 						     __u32 *ifindex)
@@ -114,7 +116,7 @@ static __always_inline enum sl_reason deliver_answer(struct __sk_buff *skb, stru
 		return SL_REASON_REWRITE_FAILED;
 	__builtin_memcpy(macs, dst->mac, ETH_ALEN);
 	__builtin_memcpy(macs + ETH_ALEN, dst->hmac, ETH_ALEN);
-	/* the type by the Ethernet address of the tag: for another host */
+	/* The tag's Ethernet addresses make the kernel set this type: for another host. */
 	if (bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0) ||
 	    bpf_skb_change_type(skb, SL_PACKET_HOST))
 		return SL_REASON_REWRITE_FAILED;

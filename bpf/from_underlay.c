@@ -2,15 +2,16 @@
 /* Copyright 2026 The Sluice Authors */
 
 /*
- * Takes packets for pods of this node out of the tunnel, past the tunnel device. All other packets
- * are left to the stack, which passes tunnel packets to the device; the program drops a packet only
- * after it has taken it out. Runs at the ingress hook of an uplink, before sluice_from_uplink.
+ * Decapsulates tunnel packets for pods of this node, so that they bypass the tunnel device. All
+ * other packets are left to the stack, which passes tunnel packets to the tunnel device. The
+ * program only drops packets that it has decapsulated. Runs at the ingress hook of an uplink,
+ * before sluice_from_uplink.
  *
  * All packets of a flow take one path, so that they stay in order. TCP packets of any size are
- * taken out here. The kernel would lose large UDP packets that are taken out here, because they
- * keep their tunnel type, so they go through the device, and from then on all packets of their
- * connection. A connection that is not known yet may begin with one, so the first packets go
- * through the device, too.
+ * decapsulated here. Large UDP packets cannot be: they would keep their tunnel type, and the kernel
+ * would lose them. They go through the tunnel device, and from then on so do all packets of their
+ * connection. An unknown connection may begin with a large packet, so its first packets go through
+ * the device, too.
  */
 
 #define SL_PROGRAM SL_PROGRAM_FROM_UNDERLAY
@@ -27,8 +28,9 @@
 #define SL_DECAP_IP6 (1ULL << 8)
 
 /*
- * Whether the headers belong to a whole tunnel packet, as nodes send it. The stack checks more
- * forms, and copies a congestion mark to the inner packet.
+ * Whether the form of the outer headers is exactly the form that nodes send, without
+ * fragmentation and without a congestion mark (ECN CE). All other packets are left to the stack,
+ * which accepts more forms, and copies a congestion mark to the inner packet.
  */
 static __always_inline bool is_whole_tunnel_packet(const struct sl_outer *o, __u32 length)
 {
@@ -42,9 +44,9 @@ static __always_inline bool is_whole_tunnel_packet(const struct sl_outer *o, __u
 }
 
 /*
- * Finds the node that sent the packet, if it came in by the uplink that leads to the node, between
- * the addresses that the nodes use for each other. Firewalls of the node protect other uplinks from
- * forged addresses of nodes.
+ * Finds the node that sent the packet. The packet must have arrived by the uplink that leads to
+ * that node, and its outer addresses must be the ones that the two nodes use for each other. The
+ * firewall of this node drops packets with a forged node address at other uplinks.
  */
 static __always_inline bool find_sending_node(struct __sk_buff *skb, struct sl_packet *p,
 					      const struct sl_outer *o)
@@ -69,7 +71,7 @@ static __always_inline bool find_sending_node(struct __sk_buff *skb, struct sl_p
 	return true;
 }
 
-/* Whether a local pod, in another namespace, is the destination. */
+/* Whether the destination is a local pod whose packets are delivered past the host end's queues. */
 static __always_inline bool find_pod(struct sl_packet *p)
 {
 	struct sl_endpoint *dst;
@@ -85,8 +87,8 @@ static __always_inline bool find_pod(struct sl_packet *p)
 }
 
 /*
- * Whether datagrams of the connection are taken out. The flag is set before the device gets the
- * large packet, so that no later packet overtakes it.
+ * Whether datagrams of the connection are decapsulated here. The flag is set before the tunnel
+ * device gets the large packet, so that no later packet overtakes it.
  */
 static __always_inline bool is_small_udp(struct __sk_buff *skb, struct sl_ct *ct)
 {
@@ -104,7 +106,8 @@ struct sl_udp_ports {
 	__be16 source, dest;
 };
 
-/* Whether packets of the connection are taken out; "at" is the offset of the transport header. */
+/* Whether packets of the connection are decapsulated here; "at" is the offset of the transport
+ * header. */
 static __always_inline bool is_taken4(struct __sk_buff *skb, const struct iphdr *ip, __u32 at)
 {
 	const __u8 *src = (const __u8 *)&ip->saddr, *dst = (const __u8 *)&ip->daddr;
@@ -141,9 +144,8 @@ static __always_inline bool is_taken6(struct __sk_buff *skb, const struct ipv6hd
 	return is_small_udp(skb, bpf_map_lookup_elem(&sl_ct6, &key));
 }
 
-/* Whether the inner packet is for a local pod, is no fragment, and is taken out here. Not inlined,
- * so that its copies of headers take no stack from admit.
- */
+/* Whether the inner packet is for a local pod, is not a fragment, and is decapsulated here. Not
+ * inlined, so that its copies of headers take no stack space from admit. */
 __noinline int is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
 {
 	const __u32 at = ETH_HLEN + SL_TUNNEL_BYTES;
@@ -172,9 +174,10 @@ __noinline int is_for_pod(struct __sk_buff *skb, struct sl_packet *p)
 }
 
 /*
- * Takes the packet out of the tunnel; its frame keeps the outer addresses. false: nothing has
- * changed. If the device has verified the inner checksum as well as the outer one, the result
- * stays; the kernel would otherwise forget it. Linux before 6.3 cannot take out IPv6.
+ * Decapsulates the packet; its frame keeps the outer addresses. false: nothing has changed. If the
+ * network device has verified the inner checksum as well as the outer one, the packet keeps this
+ * result, which the kernel would otherwise discard. The helper of Linux before 6.3 cannot
+ * decapsulate IPv6 packets.
  */
 static __always_inline bool take_out(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -212,8 +215,8 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 }
 
 /*
- * Gives a packet that has to pass the stack to the tunnel device, as if it had come out of it:
- * sluice_from_overlay passes it on. The stack of the uplink would drop it as forged.
+ * Passes a packet that needs the stack to the tunnel device, as if the device had decapsulated it:
+ * sluice_from_overlay handles it there. On the uplink, the stack would drop it as forged.
  */
 static __always_inline int give_to_tunnel(struct __sk_buff *skb)
 {

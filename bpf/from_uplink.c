@@ -49,8 +49,9 @@ static __always_inline bool is_for_pod(struct __sk_buff *skb, struct sl_packet *
 }
 
 /*
- * Leaves the fragments of other senders to the stack, starting with the first one. Otherwise
- * later fragments would be dropped here, because the ports were recorded elsewhere.
+ * Leaves fragments from other senders to the stack, beginning with the first one. If this program
+ * handled the first fragment, it would drop later ones, because their ports are recorded in another
+ * map.
  */
 static __always_inline enum sl_reason check_fragment(const struct sl_packet *p)
 {

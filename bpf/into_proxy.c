@@ -6,9 +6,9 @@
  * of its device. A new connection goes to the listener of the proxy, whatever its destination is.
  * The socket that the listener returns has a mark that names the set of rules and the client.
  *
- * A segment may name another set than its socket, because the policy of the client has changed. The
- * segment then becomes a reset: the socket ends, and the client opens a new connection, which gets
- * the new set.
+ * If the policy of the client has changed, a segment may name another set than its socket. The
+ * program then turns the segment into a reset: the socket ends, and the client opens a new
+ * connection, which gets the new set.
  */
 
 #include <linux/if_ether.h>
@@ -118,7 +118,7 @@ static __always_inline int reset(struct __sk_buff *skb, const struct segment *s)
 	return TC_ACT_OK;
 }
 
-/* Whether a segment of a client has another mark than its socket. */
+/* Whether the rule set or client in a segment differs from the mark of its socket. */
 static __always_inline bool is_stale(const struct bpf_sock *sk, __u32 mark)
 {
 	return sk && sk->state != SL_STATE_LISTEN && sk->mark != mark;
@@ -133,7 +133,7 @@ static __always_inline int deliver(struct __sk_buff *skb, struct segment *s, __u
 
 	sk = bpf_skc_lookup_tcp(skb, &s->tuple, size, BPF_F_CURRENT_NETNS, 0);
 	if (sk) {
-		/* in TIME_WAIT, the addresses and ports can be used again */
+		/* after TIME_WAIT begins, a new connection may use the same addresses and ports */
 		known = sk->state != SL_STATE_LISTEN &&
 			!(sk->state == SL_STATE_TIME_WAIT && begins);
 		if (tag->direction == SL_TAG_OF_INITIATOR)
@@ -144,7 +144,7 @@ static __always_inline int deliver(struct __sk_buff *skb, struct segment *s, __u
 		return reset(skb, s);
 	if (known)
 		return TC_ACT_OK;
-	/* a server opens no connection to the proxy */
+	/* a server never opens a connection to the proxy */
 	if (tag->direction != SL_TAG_OF_INITIATOR && begins && !(s->flags & bpf_htons(SL_TCP_ACK)))
 		return TC_ACT_SHOT;
 	return give_to_listener(skb, s, size);

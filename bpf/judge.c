@@ -3,8 +3,8 @@
 
 /*
  * Evaluates one table for one question. It is never attached. A test runs it on packets that
- * contain a question after the Ethernet header, and it writes the answer after the question. This
- * tests subjects that no pod's program evaluates, too.
+ * contain a question after the Ethernet header, and it writes the answer after the question. So a
+ * test can also use subjects that no pod's program evaluates.
  */
 
 #include <linux/if_ether.h>

@@ -25,7 +25,7 @@ __noinline int sl_judge_types(const struct sl_question *question, const struct s
 	return question && answer;
 }
 
-/* Adds the types of the cells in sl_run, which dry runs of programs read. */
+/* Adds the types of the cells in sl_run, which the tools that dry-run programs read. */
 __noinline int sl_cell_types(const struct sl_packet *packet, enum sl_program program)
 {
 	return packet != 0 && program;

@@ -22,9 +22,9 @@
 #include <sluice/remote.h>
 
 /*
- * An outside client's request that a service forwards to a pod of another node; it gets an
- * address of this node as source. Or an answer to another node's pod that has requested such a
- * service. All other packets from outside are dropped.
+ * Handles packets from outside: a request of an outside client that a service forwards to a pod of
+ * another node gets an address of this node as source. An answer to another node's pod that has
+ * requested such a service gets the requested address. All other packets from outside are dropped.
  */
 static __always_inline enum sl_reason find_sender_outside(struct __sk_buff *skb,
 							  struct sl_packet *p, __u32 *identity)
@@ -132,7 +132,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 		p->dst_identity = where.identity;
 		p->node = where.node;
 	} else {
-		/* the stack may have translated it */
+		/* the stack may have translated the source */
 		reason = admit_behind_stack(skb, p);
 		if (reason)
 			return reason;

@@ -29,7 +29,7 @@ static __always_inline enum sl_reason find_target(struct __sk_buff *skb, struct 
 	return SL_CONTINUE;
 }
 
-/* Admits the packet. An answer gets the address that the pod had sent to as its source. */
+/* Admits the packet. The source of an answer becomes the address that the pod had sent to. */
 static __always_inline enum sl_reason take(struct __sk_buff *skb, struct sl_packet *p,
 					   __u32 *ifindex)
 {

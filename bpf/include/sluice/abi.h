@@ -6,8 +6,8 @@
 /*
  * Types shared by the programs and the Go side: keys and values of maps, events and their
  * constants. The Go types are generated from this file. Every field has a fixed width, padding is
- * explicit, and sizes are asserted. Changing the layout of a key or value changes the name of the
- * map's pin, and so makes a new map; renaming a field does not.
+ * explicit, and sizes are asserted. If the layout of a key or value changes, the map gets another
+ * pin name, and is created anew. Renaming a field changes nothing.
  */
 
 #include <linux/types.h>
@@ -51,7 +51,7 @@
 #define SL_ID_KUBE_APISERVER 7 /* a remote node too */
 #define SL_NODE_LOCAL 0xff0000 /* the first node-local identity */
 
-/* Reserved policy tables. An all-zero policy word selects SL_TABLE_DENY. */
+/* Reserved policy tables. An all-zero policy entry selects SL_TABLE_DENY. */
 #define SL_TABLE_DENY 0
 #define SL_TABLE_ALLOW 1
 #define SL_TABLE_PENDING 2
@@ -61,11 +61,12 @@
 #define SL_DELIVER_PEER 1
 #define SL_DELIVER_REDIRECT 2
 
-/* sl_ipcache.flags: the prefix is the local node's pod CIDR. Every address in use in it has an
- * endpoint.
+/*
+ * sl_ipcache.flags: the prefix is the local node's pod CIDR. Every address of the prefix that is in
+ * use has an endpoint.
  */
 #define SL_IP_POD_RANGE 0x1
-/* an address outside every node, known to the cluster; no program reads this flag */
+/* an address outside of all nodes that the cluster knows; no program reads this flag */
 #define SL_IP_OUTSIDE 0x2
 /* an address of another node; packets to it go through the host's stack */
 #define SL_IP_BY_STACK 0x4
@@ -92,7 +93,7 @@
 /* sl_endpoint.flags */
 #define SL_EP_AUDIT 0x1 /* audit mode: packets that policy would deny pass and are reported */
 
-/* sl_endpoint.state, changed by atomic OR and AND */
+/* sl_endpoint.state; programs change it only by atomic OR and AND */
 #define SL_EP_NO_PICK_UP 0x1 /* do not pick up connections: revoked ones may lack a record */
 
 /* Rule numbers that mean "no rule" in the value of a port interval: bits 30..16 hold the Admin
@@ -171,8 +172,9 @@ enum sl_direction {
 
 _Static_assert(SL_REASONS <= SL_MAX_REASONS, "each reason has its cells");
 
-/* In sl_endpoint.pol: the endpoint's identity is the field "second". A single store so changes
- * the identity together with the tables and the epoch.
+/*
+ * In sl_endpoint.pol: the endpoint's identity is the field "second". One store of pol changes the
+ * identity together with the tables and the epoch.
  */
 #define SL_POL_SECOND 0x8000
 
@@ -244,10 +246,10 @@ _Static_assert(sizeof(struct sl_ipcache) == 8, "replaced in one piece");
 		"lookup@51 native@52 pieces@53 stack@54")
 
 /*
- * Value of sl_node, at the node ID of another node. A way is 0 if there is no route to the node.
- * Otherwise one aligned 64-bit store writes the device that packets to the node's pods leave by,
- * the MTU << 32 and the SL_WAY_ flags << 48. The node's addresses are written before anything
- * refers to the node ID, and stay.
+ * Value of sl_node, at the node ID of another node. way4 and way6 tell how packets to the node's
+ * pods travel; 0: there is no route to the node. Each is written by one aligned 64-bit store: the
+ * device that the packets leave by, the MTU << 32 and the SL_WAY_ flags << 48. The node's addresses
+ * are written before anything refers to the node ID, and never change.
  *
  * Element 0 is the local node. Its way4 holds the tunnel device and how the node's own packets
  * travel. Its way6 holds indices into sl_own, plus 1, of the source addresses for packets to
@@ -263,13 +265,13 @@ struct sl_node {
 _Static_assert(sizeof(struct sl_node) == 64, "one cache line");
 
 /*
- * Value of sl_direct, at the node ID of another node: how packets travel to the node in tunnel
- * packets that the programs build and take apart themselves, past the tunnel device. One aligned
- * 64-bit store writes the uplink and, << 32, the IPv4 address of the next hop; 0: packets go
- * through the tunnel device. The local address is written before.
+ * Value of sl_direct, at the node ID of another node: the path of tunnel packets to the node that
+ * the programs encapsulate and decapsulate themselves, past the tunnel device. One aligned 64-bit
+ * store writes the uplink and, << 32, the IPv4 address of the next hop; 0: packets go through the
+ * tunnel device. The local address is written before that store.
  *
- * Element 0 is the local node. Its hop is the time until which the other elements apply,
- * CLOCK_MONOTONIC in ns, which the datapath extends while it follows the kernel's routes. Its
+ * Element 0 is the local node. Its hop is the time until which the other elements are valid,
+ * CLOCK_MONOTONIC in ns. The datapath extends this time while it follows the kernel's routes. Its
  * ports are the range of the outer source ports.
  */
 struct sl_direct {
@@ -325,8 +327,8 @@ _Static_assert(sizeof(struct sl_rate) == 32, "no padding");
 
 /*
  * Value of sl_ep_limits, at the slot: how many events of each kind the endpoint has caused in the
- * current second. The upper half holds the second. Reasons that are equal modulo SL_LIMIT_KINDS
- * count as one kind.
+ * current second. The upper half holds the second. Two reasons count as the same kind if they are
+ * equal modulo SL_LIMIT_KINDS.
  */
 struct sl_ep_limit {
 	__u64 sent[SL_LIMIT_KINDS] SL_BITS("@0:32 second@32:32");
@@ -334,15 +336,15 @@ struct sl_ep_limit {
 _Static_assert(sizeof(struct sl_ep_limit) == 64, "one cache line");
 
 /*
- * Beyond the guarantees, each CPU may send this many times the events of one endpoint; so it may
- * of packets that belong to no endpoint. All guarantees together are as much again.
+ * Beyond the guarantees, each CPU may send this many times the events of one endpoint; all packets
+ * without an endpoint together may have as many again. All guarantees together are as much again.
  */
 #define SL_EVENT_SHARERS 8
 
 /*
- * Value of sl_table: one direction of one policy. The whole element is written before any
- * endpoint refers to the table. Afterwards only the three words of bases and counts may change,
- * when the table grows, each by one aligned 64-bit store.
+ * Value of sl_table: one direction of one policy. The whole element is written before any endpoint
+ * refers to the table. Afterwards only the three 64-bit fields with bases and counts may change,
+ * each by one aligned store, when the table grows.
  */
 struct sl_table {
 	__u32 peer_set; /* selects the table's keys in sl_peer */
@@ -385,8 +387,9 @@ struct sl_cidr {
 };
 _Static_assert(sizeof(struct sl_cidr) == 8, "replaced in one piece");
 
-/* Value of sl_ports: the first interval whose hi is not below the point applies. Unused intervals
- * repeat the last one.
+/*
+ * Value of sl_ports: sorted intervals. A packet belongs to the first interval whose hi is not below
+ * the packet's protocol and port. Unused intervals repeat the last one.
  */
 struct sl_port_node {
 	__u32 hi[SL_FANOUT] SL_BITS("proto@16:16 port@0:16");
@@ -394,9 +397,8 @@ struct sl_port_node {
 };
 _Static_assert(sizeof(struct sl_port_node) == 128, "two cache lines");
 
-/* sl_rule.flags of a redirect: the number of the set of layer 7 rules, 0: none; and whether packets
- * pass while the proxy is unavailable.
- */
+/* sl_rule.flags of a redirect: the number of its set of layer 7 rules (0: none), and whether
+ * packets pass while the proxy is unavailable. */
 #define SL_RULE_SET 0xffff
 #define SL_RULE_PASSES_AWAY 0x10000
 
@@ -421,9 +423,9 @@ _Static_assert(sizeof(struct sl_rule) == 8, "one word");
 #define SL_PROXY_ATTACHED 1
 
 /*
- * Value of sl_proxy. The datapath changes device and state by one 64-bit store; programs change
- * the rest, which divides the queue of the device: see proxy.h. A device of 0 means that no proxy
- * of the kind was ever attached.
+ * Value of sl_proxy. The datapath changes device and state by one 64-bit store; programs change the
+ * other fields, by which endpoints share the device's queue: see proxy.h. A device of 0 means that
+ * no proxy of the kind was ever attached.
  */
 struct sl_proxy {
 	__u32 device; /* the TAP device, or the node's end of the proxy namespace's device */
@@ -436,7 +438,8 @@ struct sl_proxy {
 };
 _Static_assert(sizeof(struct sl_proxy) == 32, "no padding");
 
-/* Value of sl_proxy_taken, at the slot: packets of the endpoint for a proxy in a window. */
+/* Value of sl_proxy_taken, at the slot: how many packets for a proxy the endpoint has sent in a
+ * window. */
 struct sl_proxy_taken {
 	__u64 packets SL_BITS("@0:32"); /* upper half: the window */
 };
@@ -485,12 +488,14 @@ struct sl_ct_key6 {
 _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 
 #define SL_ZONE_POD 0 /* connection of a local pod or the local host */
-/* A connection between an outside client and a backend on another node, which a service of this
- * node has translated. No policy of this node applies.
+/*
+ * A connection between an outside client and a backend on another node. A service of this node has
+ * translated it; no policy of this node applies to it.
  */
 #define SL_ZONE_TRANSIT 1
-/* Record of the host address that a pod has sent a UDP request to: asked.h. The host has the
- * address 0.
+/*
+ * Record of the host address that a pod has sent a UDP request to: see asked.h. The host's address
+ * in the key is 0.
  */
 #define SL_ZONE_ASKED 2
 
@@ -501,7 +506,7 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_FIN_R 0x0008
 #define SL_CT_RST 0x0010 /* either end has sent RST (SCTP: ABORT), and nothing after it */
 #define SL_CT_VIA_STACK 0x0020 /* the host's stack forwards its packets */
-/* a rule of its initiator redirects it, or did so once: each packet is evaluated */
+/* a rule redirects the connection, or has redirected it before: each packet is evaluated */
 #define SL_CT_PROXY 0x0040
 #define SL_CT_HAIRPIN 0x0080
 #define SL_CT_PICKED_UP 0x0100 /* picked up in mid-flow */
@@ -512,17 +517,23 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_REVOKED 0x2000 /* a policy has terminated it */
 #define SL_CT_RST_R 0x4000 /* with SL_CT_RST: the responder sent it */
 #define SL_CT_ASKS 0x8000 /* the record of SL_ZONE_ASKED has its responder: see asked.h */
-/* from outside; the ring may replace it by a later connection: see ring.h */
+/* begun outside; a later connection may replace it in its ring: see ring.h */
 #define SL_CT_IN_RING 0x10000
-/* it has ended, and its share was given back: see answers.h, budget.h */
+/* The connection has ended, and no longer counts against its endpoint's share: see answers.h,
+ * budget.h. */
 #define SL_CT_RETURNED 0x20000
-/* UDP: the tunnel device receives its packets, because one was large: see from_underlay.c */
+/* UDP: packets of the connection go through the tunnel device, because one was large: see
+ * from_underlay.c */
 #define SL_CT_BY_DEVICE 0x40000
-/* bits 31..19: its position in the ring; 0: unknown, because an earlier version created it */
+/*
+ * bits 31..19: the position in its ring; 0: unknown, because an earlier version created the entry
+ */
 #define SL_CT_RING_SHIFT 19
 #define SL_CT_RING_POSITIONS ((1 << (32 - SL_CT_RING_SHIFT)) - 1)
 
-/* In the upper half of sl_ct.epochs: a CPU is changing the entry. */
+/*
+ * In the upper half of sl_ct.epochs: a CPU is changing the entry; the lower half holds its number.
+ */
 #define SL_EPOCHS_BUSY 0xffffffff
 /* Replaces the epoch of an entry that was copied while a CPU was changing it. */
 #define SL_EPOCH_NONE 0xfffffffe
@@ -551,10 +562,10 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 		"by-device@18 ring-position@19:13")
 
 /*
- * Value of sl_ct4 and sl_ct6. The map may recycle an element for another connection while a
- * program holds a pointer to it. Programs therefore store only last_s in place and change flags
- * by atomic OR and AND. The words of epochs and identities are changed only by the CPU whose
- * number epochs holds meanwhile: see restamp.
+ * Value of sl_ct4 and sl_ct6. The map may recycle an element for another connection while a program
+ * holds a pointer to it. Therefore programs only store last_s in place, and change flags by atomic
+ * OR and AND. To change the words of epochs and identities, a CPU first writes its number to
+ * epochs; until it is done, no other CPU changes them: see restamp.
  */
 struct SL_LAYOUT_NOW {
 	/* initiator's epoch << 32 | responder's; 0: not local */
@@ -568,7 +579,7 @@ struct SL_LAYOUT_NOW {
 	__u32 front; /* service front by which it was opened; 0: none */
 	__u16 nat_port; /* SL_ZONE_TRANSIT: the source port that the backend sees; 0: none yet */
 	__u16 nat_address; /* SL_ZONE_TRANSIT: index of the source address in sl_own, plus 1 */
-	/* node port or SL_ZONE_ASKED: index in sl_own of the requested address, plus 1 */
+	/* node port or SL_ZONE_ASKED: index in sl_own, plus 1, of the requested address */
 	__u16 asked_address;
 	__u16 node; /* node of the remote end, if packets bypass its host stack; 0: none */
 	__u32 last_s SL_AS("seconds"); /* CLOCK_MONOTONIC, seconds */
@@ -598,7 +609,7 @@ _Static_assert(sizeof(struct SL_LAYOUT_BEFORE) == 48, "six words");
  */
 struct sl_ring4 {
 	struct sl_ct_key4 key; /* zero: none */
-	/* last_s of its entry when the ring last passed this position */
+	/* the entry's last_s at the time when the ring last passed this position */
 	__u32 seen SL_AS("seconds");
 	__u32 pad SL_AS("hidden"); /* earlier versions count there */
 };
@@ -611,21 +622,22 @@ struct sl_ring6 {
 };
 _Static_assert(sizeof(struct sl_ring6) == 48, "no padding");
 
-/* Each ring is a quarter of the share of outside senders, which is half of a connection map.
- * Proven TCP connections get half of that share.
+/*
+ * Each ring has a quarter of the outside senders' share of a connection map. That share is half of
+ * the map; proven TCP connections get half of it.
  */
 #define SL_RING4 (SL_MAX_CT4 / 8)
 #define SL_RING6 (SL_MAX_CT6 / 8)
 #define SL_PROVEN4 (SL_MAX_CT4 / 4)
 #define SL_PROVEN6 (SL_MAX_CT6 / 4)
 _Static_assert(!(SL_RING4 & (SL_RING4 - 1)) && !(SL_RING6 & (SL_RING6 - 1)), "powers of two");
-/* how many positions a connection without handshake examines */
+/* how many positions are examined for a new connection of a protocol without handshake */
 #define SL_RING_TRIES 5
 
 /*
- * Value of sl_revoked4 and sl_revoked6: a TCP connection that a policy has terminated and whose
- * entry may have been evicted. Without this record a segment of the responder would look like the
- * first segment of a connection that the responder began.
+ * Value of sl_revoked4 and sl_revoked6: a TCP connection that a policy has terminated. Its entry
+ * may be evicted. Without this record, a segment of the responder would then look like the first
+ * segment of a connection that the responder began.
  */
 struct sl_revoked {
 	__u32 last_s SL_AS("seconds"); /* CLOCK_MONOTONIC, seconds; of the last denied packet */
@@ -638,15 +650,14 @@ _Static_assert(sizeof(struct sl_revoked) == 8, "one word");
 
 /*
  * Value of sl_budget, at index slot << 1, plus 1 for IPv6. Connections from outside use
- * SL_BUDGET_OUTSIDE as slot. The collector stores a limit (0: unlimited) and restarts the count
- * at each pass. If the collector does not run, a program renews part of a budget that has been
- * used up for SL_BUDGET_WAIT seconds: an eighth, at least SL_BUDGET_LEAST, at most all of it.
- * Connections that have ended are returned earlier: see budget.h.
+ * SL_BUDGET_OUTSIDE as slot. The collector stores a limit (0: unlimited) and sets the count to 0 at
+ * each pass. If the collector does not run, a program renews part of a budget that has been used up
+ * for SL_BUDGET_WAIT seconds: an eighth, at least SL_BUDGET_LEAST, at most all of it. Ended
+ * connections are subtracted earlier: see budget.h.
  */
 struct sl_budget {
-	/* connections; upper half: when the budget was used up or ended connections were
-	 * returned, in seconds of CLOCK_MONOTONIC; 0: never
-	 */
+	/* connections; upper half: when the budget was used up, or when ended connections were last
+	 * subtracted, in seconds of CLOCK_MONOTONIC; 0: never */
 	__u64 begun SL_BITS("begun@0:32 used-up@32:32=seconds");
 	/* upper half: connections that ended since the last pass, signed */
 	__u64 limit SL_BITS("limit@0:32 ended@32:32=signed");
@@ -657,7 +668,7 @@ struct sl_budget {
 #define SL_BUDGET_WAIT 10
 #define SL_BUDGET_LEAST 128
 
-/* Bounds that the endpoints share; see bound.h. */
+/* Bounds on entries that all endpoints share; see bound.h. */
 #define SL_BOUND_XL4 0 /* IPv4 translations, return entries of hairpins and answer records */
 #define SL_BOUND_XL6 1
 #define SL_BOUND_FRAGMENTS 2 /* fragmented datagrams */
@@ -696,7 +707,7 @@ _Static_assert(sizeof(struct sl_held) == 40, "a multiple of 8");
 
 /*
  * Value of sl_refused, at the slot or SL_BUDGET_OUTSIDE: packets, answers and events that were
- * refused because the endpoint exceeded its share, modulo 2^32.
+ * refused because the endpoint exceeded its share; modulo 2^32.
  */
 struct sl_refused {
 	__u32 n[SL_REFUSED];
@@ -717,9 +728,9 @@ enum sl_ct_stat {
 };
 
 /*
- * Key of sl_frag and sl_pod_frag; the value holds the ports, sport << 16 | dport. A datagram has
- * one element. Its key has SL_FRAGMENT_BY_STACK if the first fragment went to the host's stack,
- * so that later fragments follow it there.
+ * Key of sl_frag and sl_pod_frag, one element for each fragmented datagram; the value holds its
+ * ports, sport << 16 | dport. The key has SL_FRAGMENT_BY_STACK if the first fragment went to the
+ * host's stack, so that later fragments follow it there.
  */
 #define SL_FRAGMENT_BY_STACK 0x80
 
@@ -729,14 +740,13 @@ struct sl_fragment {
 	__u32 id;
 	__u8 proto;
 	__u8 family SL_BITS("by-stack@7"); /* 4 or 6, and SL_FRAGMENT_BY_STACK */
-	/* the endpoint whose device it came from; from a tunnel: SL_SLOT_NONE minus the node ID;
-	 * from a proxy: SL_SLOT_HOST
-	 */
+	/* the endpoint whose device the fragment came from; for a tunnel: SL_SLOT_NONE minus the
+	 * node ID; for a proxy: SL_SLOT_HOST */
 	__u16 slot SL_AS("endpoint");
 };
 _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
 
-/* sl_side.redirects: the deciding rule redirects, and the packet may pass */
+/* sl_side.redirects: the deciding rule redirects, and the proxy may let the packet pass */
 #define SL_REDIRECTS_TO_PROXY 1
 #define SL_REDIRECTS_NOT_NOW 2 /* without the proxy: it is unavailable, or audit mode is on */
 
@@ -772,7 +782,7 @@ struct sl_question {
 };
 _Static_assert(sizeof(struct sl_question) == 32, "half a cache line");
 
-/* sluice_judge writes this answer behind the question in its packet. */
+/* The answer of sluice_judge, which it writes into its packet after the question. */
 struct sl_answer {
 	enum sl_reason reason;
 	struct sl_side side;
@@ -781,8 +791,8 @@ _Static_assert(sizeof(struct sl_answer) == 16, "two words");
 
 /*
  * Value of sl_run: scratch memory of one program on one CPU. A run keeps its struct sl_packet
- * there. Only the size is part of the map's layout, so that a new program can share the map with
- * an old one.
+ * there. The map only knows the size of this type, so that programs of two versions can share the
+ * map.
  */
 struct sl_run_cell {
 	__u64 word[64] SL_AS("hidden");
@@ -843,9 +853,8 @@ struct sl_packet {
 	__u16 echo; /* identifier of an ICMP echo, host order */
 	__u8 chunk; /* type of the first SCTP chunk */
 	__u8 news; /* SL_NEWS_... */
-	/* Plain integers instead of bool: the compiler assumes that a bool in memory is 0 or 1
-	 * and computes addresses with it, but the verifier assumes any byte.
-	 */
+	/* Plain integers instead of bool: the compiler assumes that a bool in memory is 0 or 1 and
+	 * uses it in address computations, but the verifier assumes that it can be any byte. */
 	__u8 reply; /* 1: the packet goes to the initiator of its connection */
 	__u8 via_stack; /* 1: it must pass through the host's stack */
 	__u8 low; /* 1: the sender is the lower end in the connection's key */
@@ -865,16 +874,15 @@ struct sl_packet {
 	__u8 untold; /* SL_UNTOLD_..., while the translation is not stored in its map */
 	__u8 zone; /* SL_ZONE_... of its connection's key */
 	__u8 answers; /* 1: it is an answer, although its connection is unknown */
-	/* 1: src was replaced by the address that the pod had asked; asked holds the frame's
-	 * address
-	 */
+	/* 1: src was replaced by the address that the pod had sent to; asked holds the source
+	 * address in the frame */
 	__u8 readdressed;
 	/* 1: a later fragment of a datagram whose first fragment went to the host's stack */
 	__u8 by_stack;
 	__u8 unknown; /* 1: a lookup found no connection with its key */
-	/* 1: the connection that its translation was counted for has ended or is unknown */
+	/* 1: the translation was charged for a connection that has ended or is unknown */
 	__u8 renews;
-	/* 1: the first packet of its connection, or of a hairpin's answers, in this second */
+	/* 1: the first packet in this second, of its connection or of the answers of a hairpin */
 	__u8 first_in_second;
 	__u8 direct; /* 1: its tunnel packet was built by the program */
 	__u16 sending_node; /* ID of the node that sent it through the tunnel; 0: none */
@@ -890,13 +898,13 @@ struct sl_packet {
 	__u16 ring_position; /* with in_ring: see SL_CT_RING_SHIFT */
 	__u64 src_pol; /* policy words of both ends, as evaluate_sides() has read them */
 	__u64 dst_pol;
-	/* key of its connection, for its family */
+	/* key of the packet's connection, by address family */
 	struct sl_ct_key4 key4 __attribute__((aligned(8)));
 	struct sl_ct_key6 key6 __attribute__((aligned(8)));
 	struct sl_ct entry; /* entry of a new connection */
 	struct sl_revoked revoked; /* record of a connection that a policy terminates */
 	struct sl_xl xl; /* translation of a connection to a service */
-	/* key of its translation, for its family: the packet before translation */
+	/* key of the packet's translation, by address family: the packet before translation */
 	struct sl_xl_key4 xl4;
 	struct sl_xl_key6 xl6;
 	struct sl_search search; /* for a port of the node */
@@ -907,7 +915,9 @@ struct sl_packet {
 #define SL_TRANSLATED_HAIRPIN 2 /* as above, and the backend is the sender itself */
 /* answer of a hairpin connection: dst and dport belong to the service */
 #define SL_TRANSLATED_BACK 3
-/* dst and dport belong to a client whose source had been translated */
+/*
+ * dst and dport belong to a client; this answer was sent to the translated source of its requests
+ */
 #define SL_TRANSLATED_RESTORED 4
 
 /* sl_packet.untold */

@@ -37,7 +37,7 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 
 	if (reason || !p)
 		return reason;
-	/* errors are short: a pod would only fragment one to hide the quoted packet */
+	/* ICMP errors are short: a pod would only fragment one to hide the packet that it quotes */
 	if (p->hook == SL_EGRESS && p->more_fragments)
 		return SL_REASON_CONNECTION_INVALID;
 	switch (relation_of(skb, p)) {
@@ -61,9 +61,10 @@ __noinline enum sl_reason admit_error(struct __sk_buff *skb, struct sl_packet *p
 	return SL_CONTINUE;
 }
 
-/* Evaluates the connection in the reverse direction. Returns SL_CONTINUE if it is allowed, and then
+/*
+ * Evaluates the connection in the reverse direction. If it is allowed, returns SL_CONTINUE and
  * restores p->reply, p->egress and p->ingress. Otherwise returns the reason of the drop, and leaves
- * the values of the reverse evaluation in them.
+ * the results of the reverse evaluation in these fields.
  */
 static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
 {
@@ -83,10 +84,10 @@ static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
 }
 
 /*
- * Picks up a TCP connection in mid-stream after its entry was evicted. The segment is evaluated
- * in its own direction. It is not enough if only the reverse direction is allowed: otherwise a
- * port that policy closes could be scanned with any segment but a SYN. A server that sends to a
- * silent client must wait until the client sends.
+ * Picks up a TCP connection in mid-stream after its entry was evicted. The segment is evaluated in
+ * its own direction. If only the reverse direction is allowed, the segment is dropped: otherwise
+ * any segment but a SYN could be used to scan a port that policy closes. So a server whose client
+ * is silent cannot send until the client does.
  *
  * If both directions are allowed, the initiator is unknown. The entry records that, and the
  * connection lives as long as both directions stay allowed. *flags receives the flags of the
@@ -139,7 +140,7 @@ static __always_inline enum sl_reason pick_up_revoked(struct sl_packet *p,
 	return SL_CONTINUE;
 }
 
-/* An answer of a service connection whose entry was lost. */
+/* An answer of a service's backend whose connection entry was lost. */
 static __always_inline enum sl_reason pick_up_answer(struct sl_packet *p, __u32 *flags)
 {
 	p->reply = 1;
@@ -147,8 +148,10 @@ static __always_inline enum sl_reason pick_up_answer(struct sl_packet *p, __u32 
 	return evaluate_sides(p, SL_BOTH_SIDES);
 }
 
-/* Whether the client of such an answer is elsewhere. The connection records the node of a client
- * that is a pod of another node, but not of the node itself in an overlay: see find_uplink_source.
+/*
+ * Whether the client of such an answer is outside of this node. The connection records the node of
+ * a client that is another node's pod. With overlay mode it does not record the node of a client
+ * that is another node itself: see find_uplink_source.
  */
 __noinline int answers_elsewhere(struct sl_packet *p)
 {
@@ -164,7 +167,7 @@ __noinline int answers_elsewhere(struct sl_packet *p)
 	return 1;
 }
 
-/* Whether a packet without an entry may be such an answer. */
+/* Whether a packet without a connection entry may be an answer of a service's backend. */
 static __always_inline bool may_answer(const struct sl_packet *p, bool midway)
 {
 	return cfg_services && !p->translated &&
@@ -208,11 +211,10 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 		/* a RST of an unknown connection ends it, so there is no entry to create */
 		if (reason || p->tcp_flags & SL_TCP_RST)
 			return reason;
-		/* Any translation in the lost entry is unknown now. Send the packet through the
-		 * stack, which can translate; if there was no translation, the stack forwards the
-		 * packet as well. An answer to a client elsewhere gets its source where it leaves
-		 * the stack.
-		 */
+		/* It is unknown whether the lost entry had a translation. Send the packet through
+		 * the stack, which can translate it. If there was no translation, the stack only
+		 * forwards it. An answer to an outside client gets its source where it leaves the
+		 * stack. */
 		if (p->hook == SL_EGRESS && (!p->answers || answers_elsewhere(p)))
 			flags |= SL_CT_VIA_STACK;
 		if (p->reply) {
@@ -229,8 +231,9 @@ __noinline enum sl_reason admit_first(struct __sk_buff *skb, struct sl_packet *p
 	return reason;
 }
 
-/* Finds the node that a packet from the stack came from. Returns 0 if no node is found or it
- * cannot be verified.
+/*
+ * Finds the node that sent a packet which the stack has forwarded. Returns 0 if no node is found,
+ * or if the sender cannot be verified.
  */
 __noinline int recall_node(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -247,8 +250,8 @@ __noinline int recall_node(struct __sk_buff *skb, struct sl_packet *p)
 
 /*
  * Whether the packet comes from the node that its connection records. A tunnel identifies the
- * sending node; packets on an uplink carry no node. A packet from the stack was so far treated as
- * local, so its node is looked up here.
+ * sending node. A packet on an uplink names no node. For a packet from the stack, p->node is still
+ * 0, as for a local packet, so this function looks the node up.
  */
 static __always_inline bool is_from_node(struct __sk_buff *skb, struct sl_packet *p,
 					 const struct sl_ct *ct)
@@ -263,8 +266,8 @@ static __always_inline bool is_from_node(struct __sk_buff *skb, struct sl_packet
 }
 
 /*
- * Whether the packet can be from the end of the connection that its addresses claim. If the
- * address of that end has moved, it must be from the current owner.
+ * Whether the sender of the packet can be the end of the connection that has its source address. If
+ * that address has moved to another endpoint or node, the packet must come from its current owner.
  */
 static __always_inline bool agrees(struct __sk_buff *skb, struct sl_packet *p,
 				   const struct sl_ct *ct, __u64 where, __u32 addr_epochs)
@@ -291,9 +294,9 @@ static __always_inline bool agrees(struct __sk_buff *skb, struct sl_packet *p,
 }
 
 /*
- * Reads from the entry which service the initiator has requested, for the reverse translation of
- * replies, or updates an outdated entry: a reply may have recreated it after an eviction, or an
- * earlier socket with this port may have requested another service.
+ * Reads from the entry which service address the initiator has requested, to translate replies back
+ * to it. If the entry is outdated, updates it instead: a reply may have recreated the entry after
+ * an eviction, or an earlier socket with this port may have requested another service.
  */
 static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct)
 {
@@ -319,8 +322,8 @@ static __always_inline void recall_service(struct sl_packet *p, struct sl_ct *ct
 }
 
 /*
- * The connection has ended: it is no longer charged to the pod that began it, neither to the
- * pod's budget nor to its share of translations.
+ * The connection has ended: it no longer counts against the pod that began it, neither against the
+ * pod's budget nor against its share of translations.
  */
 static __always_inline void return_share(struct sl_packet *p, struct sl_ct *ct, __u64 where)
 {
@@ -337,8 +340,9 @@ static __always_inline void return_share(struct sl_packet *p, struct sl_ct *ct, 
 
 /*
  * A first packet of a connection that already has an entry. It is evaluated in its own direction,
- * regardless of the verdict on the other direction. From the same end it is a retransmission or a
- * reused port. From the other end it is accepted only after the first connection has ended.
+ * regardless of the verdict on the other direction. From the initiator, it is a retransmission, or
+ * the port is used again. From the other end, it is accepted only after the earlier connection has
+ * ended.
  */
 __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -364,15 +368,17 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 
 	opposite = is_reply(p, ct);
 	flags = READ_ONCE(ct->flags);
-	/* if it was picked up, the other end may have been the initiator and may begin again */
+	/* if the connection was picked up, the other end may be its initiator, and may begin it
+	 * again */
 	if (opposite && !has_ended(flags) &&
 	    (flags & (SL_CT_UNORIENTED | SL_CT_REVOKED)) != SL_CT_UNORIENTED)
 		return SL_REASON_CONNECTION_INVALID;
 	if (!opposite && !(flags & (SL_CT_ENDED | SL_CT_CLOSED_SENT))) {
-		/* from another sender with the same addresses and ports */
+		/* from another sender that has the same addresses and ports */
 		if (!agrees(skb, p, ct, READ_ONCE(ct->where), addr_epochs))
 			return SL_CONTINUE;
-		/* packets may have bypassed the stack so far: answers have to take the new path */
+		/* earlier packets may have bypassed the stack; answers must take the path of this
+		 * packet */
 		if (p->hook == SL_INGRESS)
 			__sync_fetch_and_or(&ct->flags, SL_CT_VIA_STACK);
 		restamp(p, ct, READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs);
@@ -386,16 +392,15 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 
 /*
  * The policy no longer allows the connection. A TCP connection keeps its entry, so that its next
- * segments are evaluated as part of it. It is also recorded in sl_revoked4 or sl_revoked6,
- * because the entry may be evicted. Further packets keep both alive.
+ * segments are evaluated as part of it. It is also recorded in sl_revoked4 or sl_revoked6, because
+ * the entry may be evicted. Further packets keep entry and record alive.
  */
 static __always_inline void terminate(struct sl_packet *p, struct sl_ct *ct)
 {
 	__u32 now = now_seconds(), flags;
 
-	/* The map has recycled the element, and the direction of the connection is lost. Both
-	 * directions must be allowed before it can continue.
-	 */
+	/* The map has recycled the element, so the direction of the connection is unknown. Both
+	 * directions must be allowed before the connection can continue. */
 	if (find_connection(p) != ct) {
 		if (p->proto == SL_TCP)
 			remember_revoked(p, SL_CT_UNORIENTED | (p->low ? SL_CT_ORIG_LO : 0));
@@ -414,7 +419,7 @@ static __always_inline void terminate(struct sl_packet *p, struct sl_ct *ct)
 	remember_revoked(p, flags);
 }
 
-/* Whether the responder is the remote end, the one that is not at this device. */
+/* Whether the responder is the remote end: the end that is not the pod at this device. */
 static __always_inline bool responder_is_far(const struct sl_packet *p)
 {
 	return (p->hook == SL_EGRESS) != p->reply;
@@ -431,7 +436,7 @@ static __always_inline __u32 known_peer(const struct sl_packet *p, const struct 
 	return differ >> 16 ? 0 : ct->id_init;
 }
 
-/* A client that the host masquerades keeps the world's identity. */
+/* A client that the host masquerades is evaluated with the identity of the world. */
 static __always_inline void keep_outside(struct sl_packet *p, const struct sl_ct *ct, __u64 where)
 {
 	bool responder = responder_is_far(p);
@@ -466,7 +471,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	where = READ_ONCE(ct->where);
 	addr_epochs = address_epochs(p);
 
-	/* an undeliverable or forged packet must not affect its connection */
+	/* A packet that cannot be delivered, or is forged, must not change its connection. */
 	reason = find_peer(skb, p, known_peer(p, ct, where, addr_epochs));
 	if (reason)
 		return reason;
@@ -475,7 +480,8 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	now_where = evaluated_where(p, addr_epochs);
 	if (now_where >> 32 != where >> 32)
 		moved = SL_BOTH_SIDES;
-	/* another pod, or changed labels, concern the policy of the other side */
+	/* If the remote pod or its labels changed, the policy of the local pod has to be evaluated
+	 * again. */
 	if ((p->reply ? p->src_identity : p->dst_identity) != ct->id_resp)
 		moved |= SL_SIDE_EGRESS;
 	if ((p->reply ? p->dst_identity : p->src_identity) != ct->id_init)
@@ -501,7 +507,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/* Whether the tunnel key has another identity than the one that was evaluated. */
+/* Whether the identity in the tunnel key differs from the one that was evaluated. */
 static __always_inline bool was_relabelled(const struct sl_packet *p, const struct sl_ct *ct)
 {
 	if (!SL_FROM_TUNNEL)
@@ -509,7 +515,7 @@ static __always_inline bool was_relabelled(const struct sl_packet *p, const stru
 	return !vni_names(p, p->reply ? READ_ONCE(ct->id_resp) : READ_ONCE(ct->id_init));
 }
 
-/* Sets the packet's remote end from the entry. */
+/* Sets the packet's remote end to the one in the entry. */
 static __always_inline void recall_peer(struct sl_packet *p, const struct sl_ct *ct, __u64 where)
 {
 	__u16 slot_i = initiator_slot(where), slot_r = responder_slot(where);
@@ -548,10 +554,9 @@ static __always_inline enum sl_reason admit_unknown(struct __sk_buff *skb, struc
 }
 
 /*
- * Do not keep anything known about the packet in a register across the call of find_known. On
- * Linux 6.1, with a flag "is a request" kept in a register, the branch on the flag was never
- * taken, as if the verifier had explored only one value and removed the other; newer kernels took
- * it.
+ * Do not keep any property of the packet in a register across the call of find_known. On Linux 6.1,
+ * with a flag "is a request" in a register, the branch on the flag was never taken, as if the
+ * verifier had explored only one value and removed the other branch; newer kernels took it.
  */
 __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -602,7 +607,7 @@ __noinline enum sl_reason admit(struct __sk_buff *skb, struct sl_packet *p)
 	}
 	where = READ_ONCE(ct->where);
 	addr_epochs = address_epochs(p);
-	/* from another sender: leave the connection unchanged */
+	/* from a sender that is not an end of the connection: do not change the connection */
 	if (unlikely(!agrees(skb, p, ct, where, addr_epochs))) {
 		p->reply = 0;
 		return admit_once(skb, p);
@@ -636,14 +641,16 @@ static __always_inline enum sl_reason admit_to_service(struct __sk_buff *skb, st
 		return reason;
 	if (!p->translated)
 		return admit_unknown(skb, p);
-	/* a hairpin: no policy applies, and there is no connection entry */
+	/* a hairpin, the pod's connection to itself: no policy applies, and there is no connection
+	 * entry */
 	if (p->translated > SL_TRANSLATED_DESTINATION)
 		return SL_CONTINUE;
 	return p->unknown ? admit_first(skb, p) : admit(skb, p);
 }
 
-/* Decides whether a packet or fragment may pass. If it is a first fragment, the caller records
- * its path for the later fragments once the path is known.
+/*
+ * Decides whether a packet or fragment may pass. After a first fragment, the caller records which
+ * path it takes, so that later fragments follow it.
  */
 static __always_inline enum sl_reason admit_piece(struct __sk_buff *skb, struct sl_packet *p)
 {

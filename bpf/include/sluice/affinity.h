@@ -29,9 +29,9 @@ static long compare_member(__u32 i, void *context)
 }
 
 /*
- * Whether the backend is a member of the list. bpf_loop, because the verifier checks its callback
- * only once: a plain loop would be a sixth of the instructions that the verifier walks. A global
- * function, so that it is not checked again on every path that calls it.
+ * Whether the backend is a member of the list. It uses bpf_loop, whose callback the verifier checks
+ * only once: a plain loop would account for a sixth of all instructions that the verifier walks. It
+ * is a global function, so that the verifier does not walk it again on every path that calls it.
  */
 __noinline int is_member(__u64 list, __u32 backend)
 {
@@ -49,7 +49,7 @@ static __always_inline __u64 affinity_word(__u32 backend, __u8 gen, __u32 now)
 	return (backend & 0xffffff) | (__u64)gen << 24 | (__u64)now << 32;
 }
 
-/* Whether the remembered backend is still valid. If it is, c has the backend. */
+/* Whether the remembered backend is still valid. If so, sets the backend in c. */
 static __always_inline bool read_affinity(struct sl_choice *c, __u64 word, __u64 list,
 					  __u32 timeout, __u32 now)
 {
@@ -98,8 +98,9 @@ static __always_inline int take_affinity(__u32 slot, __u8 family)
 	return take_of_bound(SL_BOUND_AFFINITY4 + (family == 6), slot, 1);
 }
 
-/* Stores the client's backend. Over its share the client has no entry, and each of its
- * connections chooses again.
+/*
+ * Stores the client's backend. If the client has used up its share, the backend is not stored, and
+ * each connection of the client may get another backend.
  */
 static __always_inline long insert_affinity(const struct sl_choice *c, __u16 group, __u64 word,
 					    __u32 slot)
@@ -154,9 +155,9 @@ static __always_inline void keep_affinity(const struct sl_choice *c, const struc
 }
 
 /*
- * Chooses a backend for a socket by affinity: the one that the client keeps, or else "fresh",
- * which the client keeps from then on. If two sockets of one client choose at the same time, the
- * later one uses the backend that the earlier one has stored.
+ * Chooses a backend for a socket by affinity: the client's stored backend, or, without a stored
+ * backend, "fresh", which is then stored as the client's backend. If two sockets of one client
+ * choose at the same time, the later one uses the backend that the earlier one has stored.
  */
 static __always_inline bool choose_by_affinity(struct sl_choice *c, const struct sl_front *front,
 					       __u64 list, __u32 fresh, __u32 slot)

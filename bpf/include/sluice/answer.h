@@ -4,14 +4,14 @@
 #define SLUICE_ANSWER_H
 
 /*
- * Packets to a frontend that are answers to a connection of the node and not requests for a
- * service: the local port of a host socket, or the port that the host's masquerading has chosen,
- * equals the port of a frontend at the same address. Two kernel tables contain such connections:
- * the connected sockets, and nf_conntrack.
+ * Tells answers to connections of the node apart from requests to a service. Both go to an address
+ * and port of a frontend if a host socket has that local port, or if the host's masquerading has
+ * chosen it. Two kernel tables contain such connections of the node: the connected sockets, and
+ * nf_conntrack.
  *
  * A listening or unconnected socket does not count, nor does the original direction of an
- * nf_conntrack entry, so no process of the node can take a frontend away from its service. A SYN
- * is never an answer.
+ * nf_conntrack entry, so no process of the node can take a frontend away from its service. A SYN is
+ * never an answer.
  */
 
 #include <linux/bpf.h>
@@ -34,7 +34,7 @@ struct nf_conn {
 	unsigned long status;
 } __attribute__((preserve_access_index));
 
-/* The fields that all kernels have. */
+/* The fields that exist in all supported kernels. */
 struct bpf_ct_opts {
 	__s32 netns_id;
 	__s32 error;
@@ -50,8 +50,9 @@ extern struct nf_conn *bpf_skb_ct_lookup(struct __sk_buff *skb, struct bpf_sock_
 					 __u32 opts__sz) __ksym __weak;
 extern void bpf_ct_release(struct nf_conn *ct) __ksym __weak;
 
-/* Writes the tuple by which sockets and nf_conntrack identify packets from remote to local.
- * Returns its length.
+/*
+ * Writes the tuple by which the helpers find the socket, or the nf_conntrack entry, that receives
+ * packets from remote to local. Returns the length of the tuple.
  */
 static __always_inline __u32 write_tuple(struct bpf_sock_tuple *tuple, __u8 family,
 					 const __u8 *remote, __u16 remote_port, const __u8 *local,
@@ -130,7 +131,7 @@ static __always_inline bool is_tracked_reply(struct __sk_buff *skb, const struct
 }
 
 /*
- * Whether the packet can be an answer to the node. A pod's packet can be one only if its
+ * Whether the packet can be an answer to the node. A packet from a pod can only be one if its
  * destination is an address of the node. Later fragments have no ports.
  */
 static __always_inline bool may_be_answer(const struct sl_packet *p)
@@ -151,9 +152,9 @@ static __always_inline bool is_answer(struct __sk_buff *skb, const struct sl_pac
 }
 
 /*
- * As is_answer, for a packet with a known translation. An earlier client with the same ports may
- * have left the translation. No client sends SYN+ACK. A connected UDP socket of the host receives
- * the packets of its peer; this is checked once a second.
+ * Like is_answer, but for a packet that has a translation: an earlier client with the same ports
+ * may have left it. No client sends SYN+ACK. If a UDP socket of the host is connected to the
+ * sender, it receives the packet; this is checked once a second.
  */
 static __always_inline bool is_answer_by_now(struct __sk_buff *skb, const struct sl_packet *p,
 					     bool fresh)

@@ -4,13 +4,13 @@
 #define SLUICE_ANSWERS_H
 
 /*
- * The entry of a service connection records which address its answers must come from. The map may
- * evict the entry and an operator may flush it, and the server may be the next to send. Therefore
- * the first answer stores the same information in the maps of answers, with the untranslated
- * answer as key: which end began the connection, and what it had requested. A record
- * is not a verdict: the packet is evaluated as an answer of that connection, under the current
- * policy. The same holds for a copy of the translation of requests, with the untranslated request
- * as key.
+ * Copies of translations, in case an entry is lost. The entry of a service connection records which
+ * address its answers must come from. The map may evict the entry, and an operator may flush it;
+ * afterwards the server may be the next to send. Therefore the first answer stores the same
+ * information in the maps of answers, under the untranslated answer as key: which end began the
+ * connection, and which address and port it had requested. A record is not a verdict: the packet is
+ * evaluated as an answer of that connection, under the current policy. The translation of requests
+ * is copied in the same way, under the untranslated request as key.
  */
 
 #include <sluice/conntrack.h>
@@ -41,9 +41,8 @@ static __always_inline void write_answers_key(struct sl_packet *p)
 	p->xl6.pad = 0;
 }
 
-/* Whether the share of the initiator, if it is a pod, allows another record. Without a record the
- * connection works until its entry is evicted.
- */
+/* Whether the initiator, if it is a pod, may store another record within its share. Without a
+ * record the connection works until its entry is evicted. */
 static __always_inline bool may_remember(const struct sl_packet *p)
 {
 	__u32 slot = p->dst_slot;
@@ -51,7 +50,7 @@ static __always_inline bool may_remember(const struct sl_packet *p)
 	return !is_pod_slot(slot) || take_spare_translation(p, slot);
 }
 
-/* Records the translation that this answer and later ones need. */
+/* Stores the translation of this answer and of later ones. */
 __noinline int remember_answers(struct sl_packet *p)
 {
 	struct sl_xl *xl;
@@ -99,9 +98,9 @@ static __always_inline void write_requests_key(struct sl_packet *p, const __u8 *
 }
 
 /*
- * Stores a copy of the translation of requests under the key in the cell. The packet's source is
- * the backend, which has answered. The copy counts against the share of the initiator at slot;
- * without it, the connection keeps its backend until the map evicts the translation.
+ * Stores a copy of the translation of requests; its key is in the cell. The packet's source is the
+ * backend, which has answered. The copy counts against the share of the initiator at slot; without
+ * it, the connection keeps its backend until the map evicts the translation.
  */
 static __always_inline void store_copy(struct sl_packet *p, __u32 slot)
 {
@@ -127,9 +126,10 @@ static __always_inline void store_copy(struct sl_packet *p, __u32 slot)
 
 /*
  * The translation of requests may be evicted or flushed after the service's list has changed, and
- * the initiator may be the next to send. Therefore the first answer of a TCP connection also
- * stores a copy of that translation: see follow_copy. The first answer of a later connection of
- * the same tuple replaces it. UDP chooses again, so that most flows take no third translation.
+ * the initiator may be the next to send. Therefore the first answer of a TCP connection also stores
+ * a copy of that translation: see follow_copy. The first answer of a later connection of the same
+ * tuple replaces it. UDP flows get no copy, because a third translation for each would take too
+ * much of the map; they choose a backend again.
  */
 __noinline int remember_request(struct sl_packet *p)
 {
@@ -159,8 +159,8 @@ __noinline int delete_request(struct sl_packet *p)
 /*
  * A pod's connection that has ended is no longer charged to the pod; otherwise short connections
  * would exceed its share until the next pass of the collector. The translation stays for late
- * packets. The record and the copy are deleted: they are only needed if an entry of the connection
- * is evicted, which is unlikely so soon.
+ * packets. The answer record and the copy are deleted: they would only be needed if an entry of the
+ * connection were evicted before the last packets, which is unlikely.
  */
 __noinline int return_translation(struct sl_packet *p, __u32 slot)
 {
@@ -177,7 +177,7 @@ __noinline int return_translation(struct sl_packet *p, __u32 slot)
 	return 0;
 }
 
-/* The initiator has requested something else, so the record is no longer true. */
+/* The initiator has requested another address or port, so the answer record is outdated. */
 __noinline int forget_answers(struct sl_packet *p)
 {
 	struct sl_packet *own = own_packet();
@@ -193,8 +193,9 @@ __noinline int forget_answers(struct sl_packet *p)
 	return 0;
 }
 
-/* Writes the key of an answer in transit, which arrives at an address of this node, and its
- * value: the client that the answer is for.
+/*
+ * Writes the key and the value of an answer in transit: the packet as it arrives at an address of
+ * this node, and the client that it is for.
  */
 static __always_inline void write_claimed_key(struct sl_packet *p, const struct sl_end *at)
 {
@@ -220,7 +221,7 @@ static __always_inline void write_claimed_key(struct sl_packet *p, const struct 
 	p->xl.last_s = now_seconds();
 }
 
-/* Whether the packet, whose connection is unknown, is an answer of a service connection. */
+/* Whether the packet, which has no connection entry, is an answer of a service connection. */
 __noinline int find_answers(struct sl_packet *p)
 {
 	struct sl_xl *xl;

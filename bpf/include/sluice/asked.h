@@ -4,12 +4,12 @@
 #define SLUICE_ASKED_H
 
 /*
- * A UDP socket of the host that is bound to the wildcard address answers from the address that
- * the route to the pod selects. If the pod had sent its request to another address of the host,
- * the pod's kernel delivers the answer to no connected socket. Therefore each datagram from a pod
- * to the host records its destination address, in an entry of sl_ct4 or sl_ct6 in SL_ZONE_ASKED.
- * When the host sends a datagram to that port of the pod, the recorded address becomes its
- * source, where the datagram leaves the host.
+ * A UDP socket of the host that is bound to the wildcard address answers from the address that the
+ * route to the pod selects. If the pod has sent its request to another address of the host, a
+ * connected socket of the pod does not receive the answer. Therefore sluice_from_pod records the
+ * destination address of each datagram from a pod to the host, in an entry of sl_ct4 or sl_ct6 with
+ * zone SL_ZONE_ASKED. When the host sends a datagram to that port of the pod, the recorded address
+ * becomes its source, where the datagram leaves the host.
  *
  * The key has 0 as the host's address, because the answer does not contain the requested one. The
  * latest requested address applies. If the record holds the host address of a local pod's
@@ -55,7 +55,7 @@ static __always_inline void insert_asked(struct sl_packet *p, __u16 place)
 {
 	struct sl_ct *ct = &p->entry;
 
-	/* over budget: answers come from whatever address the host selects */
+	/* over budget: without a record, answers have whatever source address the host selects */
 	if (!within_budget(p))
 		return;
 	__builtin_memset(ct, 0, sizeof(*ct));
@@ -95,7 +95,10 @@ static __always_inline struct sl_ct *connection_with(struct sl_packet *p, const 
 	return look_up_connection(p);
 }
 
-/* The record has the packet's destination, so the connection can skip the lookup for a while. */
+/*
+ * The record already has the packet's destination, so the next packets of the connection need not
+ * look it up for a while.
+ */
 static __always_inline void mark_asking(struct sl_packet *p)
 {
 	struct sl_ct *ct;
@@ -169,8 +172,9 @@ __noinline int record_asked(struct sl_packet *p)
 	return 0;
 }
 
-/* Whether the packet is a request datagram from a pod to the host for which the record may hold
- * another address.
+/*
+ * Whether the packet is a request datagram from a pod to the host whose destination may differ from
+ * the recorded address.
  */
 static __always_inline bool asks_host(const struct sl_packet *p)
 {
@@ -179,9 +183,8 @@ static __always_inline bool asks_host(const struct sl_packet *p)
 	return !(p->ct_flags & SL_CT_ASKS) || p->first_in_second;
 }
 
-/* Whether the source address was selected by the route. A socket bound to another address keeps
- * its own source.
- */
+/* Whether the source address was chosen by the route. A socket bound to a specific address keeps
+ * that address as its source. */
 static __always_inline bool is_route_source(struct sl_packet *p)
 {
 	struct sl_end chosen = {};

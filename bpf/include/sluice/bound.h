@@ -4,16 +4,16 @@
 #define SLUICE_BOUND_H
 
 /*
- * Bounds that all endpoints of the node share. One half of a bound is common and is taken first
- * come, first served. The other half is guaranteed: with n endpoints that have entries, each is
- * guaranteed 1/n of that half. When the common half is used up, only endpoints above their
+ * Bounds that all endpoints of the node share. One half of a bound is common: any endpoint may use
+ * it, first come, first served. The other half is guaranteed: with n endpoints that have entries,
+ * each is guaranteed 1/n of that half. When the common half is used up, only endpoints above their
  * guarantee are refused.
  *
  * sl_held counts the entries of each endpoint: the result of the collector's last pass, plus
  * entries that programs have created since. Programs count when they create an entry, never per
  * packet. LRU maps do not report evictions, so only the collector lowers a count. While no
- * collector runs, each guarantee grows by an eighth every SL_BUDGET_WAIT seconds after the first
- * refusal.
+ * collector runs, counts only grow; therefore each guarantee then grows by an eighth every
+ * SL_BUDGET_WAIT seconds after the first refusal.
  */
 
 #include <sluice/clock.h>
@@ -70,9 +70,9 @@ __noinline int take_of_bound(__u32 bound, __u32 slot, __u32 n)
 }
 
 /*
- * As take_of_bound, for one entry that a connection can do without: it leaves half of the
- * endpoint's guarantee and half of the common half to entries that connections need. No packet is
- * dropped without the entry, so its absence does not count as a refusal.
+ * Like take_of_bound, for one entry that a connection can do without. It may only use half of the
+ * endpoint's guarantee and half of the common half; the rest is left to entries that connections
+ * need. No packet is dropped without the entry, so its absence does not count as a refusal.
  */
 __noinline int take_spare_of_bound(__u32 bound, __u32 slot)
 {
@@ -101,8 +101,9 @@ static __always_inline bool has_guarantee(__u32 bound, __u32 slot)
 }
 
 /*
- * Returns n entries of a bound: entries that a program has removed, has reserved but not created,
- * or that are no longer charged. The count of the collector may already exclude them.
+ * Subtracts n entries of a bound from an endpoint's count: entries that a program has removed, or
+ * has reserved but not created, or that are no longer charged. The collector may already have
+ * subtracted them.
  */
 static __always_inline void give_back(__u32 bound, __u32 slot, __u32 n)
 {

@@ -4,11 +4,12 @@
 #define SLUICE_BUDGET_H
 
 /*
- * How many connections an endpoint may begin: see struct sl_budget. The entry of an ended
- * connection is no longer needed. Therefore, while no collector runs, a pod with short
- * connections regains more of its budget than a pod with long ones: as many as have ended, at
- * most a quarter of the limit in SL_BUDGET_WAIT seconds, and otherwise an eighth. Both are
- * limited, because each new entry may evict an entry of another endpoint.
+ * How many connections an endpoint may begin: see struct sl_budget. While no collector runs, a
+ * program returns part of a budget that has been used up for SL_BUDGET_WAIT seconds. The entry of
+ * an ended connection is no longer needed, so as many connections are returned as have ended, at
+ * most a quarter of the limit and at least an eighth. Therefore a pod with short connections
+ * regains more than a pod with long ones. The part is limited, because each new entry may evict an
+ * entry of another endpoint.
  */
 
 #include <sluice/clock.h>
@@ -28,7 +29,7 @@ static __always_inline void count_ended(__u32 slot, __u8 family, __s32 n)
 		__sync_fetch_and_add(&budget->limit, (__u64)n << 32);
 }
 
-/* The part of a budget that is returned because connections have ended. */
+/* The part of a budget that is returned for ended connections. */
 static __always_inline __u32 returned_of(__u32 limit, __s32 ended)
 {
 	if (ended <= 0)
@@ -36,7 +37,7 @@ static __always_inline __u32 returned_of(__u32 limit, __s32 ended)
 	return (__u32)ended < limit / 4 ? (__u32)ended : limit / 4;
 }
 
-/* The part that is returned after SL_BUDGET_WAIT seconds in any case. */
+/* The part that is returned after SL_BUDGET_WAIT seconds even if no connection has ended. */
 static __always_inline __u32 renewed_of(__u32 limit)
 {
 	__u32 part = limit / 8;

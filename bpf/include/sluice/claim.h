@@ -13,7 +13,7 @@
  *   from the stack, entered by a device     a local pod only by the pod's own
  *                                           device, never the local host; a pod
  *                                           of another node as node.h has it
- *   from the stack, a copied fragment       by the firewall's mark, which gives the
+ *   from the stack, a copied fragment       by the firewall's mark, which tells the
  *                                           kind of device that it entered by;
  *                                           without that mark the world
  *   from a tunnel                           the identity in its key, of the node that
@@ -25,7 +25,8 @@
  * can set it (SO_MARK), rules that restore connection marks overwrite it, and a veth pair within
  * one namespace keeps it. The mark tells only two things: to the firewall rules that stop unseen
  * packets, that one of our programs has seen the packet; and to the programs, that the stack has
- * forwarded it. A process that sets SL_MARK_FORWARDED itself only loses the host's identity.
+ * forwarded the packet. A process that sets SL_MARK_FORWARDED itself only loses the host's
+ * identity.
  *
  * Copied fragments: when the stack refragments a packet, ip6_fragment (and ip_fragment before
  * Linux 5.1) does not copy skb_iif, so ingress_ifindex is 0. Such a fragment has no socket
@@ -75,9 +76,9 @@ static __always_inline bool is_forwarded(struct __sk_buff *skb, const struct sl_
 }
 
 /*
- * Whether a packet from the stack entered by the device of the endpoint at slot. The mark of a
- * copied fragment tells only that it entered by some pod's device; sluice_from_pod has verified
- * its source address against that device.
+ * Whether a packet from the stack entered the node by the device of the endpoint at slot. For a
+ * copied fragment, the mark only tells that it entered by the device of some pod. That is enough,
+ * because sluice_from_pod has checked its source address against that device.
  */
 static __always_inline bool is_from_pod(struct __sk_buff *skb, const struct sl_packet *p,
 					__u16 slot)

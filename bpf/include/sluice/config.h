@@ -5,8 +5,8 @@
 
 /*
  * Constants of one load. The verifier knows their values and removes the code that they disable.
- * They must not be read from a map instead: they are part of the key by which a loaded program is
- * found again.
+ * They must not come from a map instead: they are part of the key by which a restarted datapath
+ * recognises a loaded program.
  */
 
 #include <linux/types.h>
@@ -16,7 +16,7 @@
 /* UDP ports of nodes that no pod may send to, host order, 0: unused */
 volatile const __u16 cfg_tunnel_ports[SL_TUNNEL_PORTS];
 
-/* identity of addresses that are not in the ipcache */
+/* identity of addresses that the ipcache does not contain */
 volatile const __u32 cfg_world4 = 2;
 volatile const __u32 cfg_world6 = 2;
 

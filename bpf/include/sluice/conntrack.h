@@ -5,10 +5,10 @@
 
 /*
  * Connection tracking: one entry for both directions, found by a key that puts the lower address
- * first. An entry records the initiator, the policy epoch under which each local end was
- * evaluated, and the address epoch under which each address was. While no epoch has changed,
- * packets of both directions pass. If an epoch has changed, the affected sides are evaluated
- * again, for the connection and not for the packet.
+ * first. An entry records the initiator, the policy epoch under which each local end was evaluated,
+ * and the address epoch of each end's address at that time. While no epoch has changed, packets of
+ * both directions pass. If an epoch has changed, the affected sides are evaluated again, for the
+ * connection and not for the packet.
  *
  * The map may recycle an element while a program holds a pointer to it. Programs therefore store
  * only last_s in place, change flags by atomic OR and AND, and change the other words by
@@ -43,7 +43,7 @@
 #define SL_CT_ASKED asked_address
 #endif
 
-/* Whether the program runs where outside clients send requests to services. */
+/* Whether the program handles requests of outside clients to services. */
 #define SL_FROM_OUTSIDE (SL_PROGRAM == SL_PROGRAM_FROM_UPLINK || SL_FROM_TUNNEL)
 
 /* Whether the program sees connections of SL_ZONE_TRANSIT. */
@@ -58,7 +58,8 @@ static __always_inline __u16 node_of_connection(const struct sl_ct *ct)
 	return READ_ONCE(ct->SL_CT_NODE);
 }
 
-/* The service front that the connection began with, and which of the node's addresses the client
+/*
+ * The service front that the connection was opened to, and which of the node's addresses the client
  * had requested.
  */
 static __always_inline __u32 front_of_connection(const struct sl_ct *ct)
@@ -83,11 +84,12 @@ static __always_inline bool asks_otherwise(const struct sl_packet *p, const stru
 #endif
 }
 
-/* Whether the program sees the requested addresses before they are translated. */
+/* Whether the program sees packets with the requested address, before they are translated. */
 #define SL_SEES_ASKED (SL_PROGRAM == SL_PROGRAM_FROM_POD || SL_FROM_OUTSIDE)
 
-/* The initiator now requests another service or address. Each field is stored whole. A store
- * between the load and the compare-and-exchange of the word makes the exchange fail.
+/*
+ * The initiator now requests another service or address. Each field is written by a single store.
+ * If it changes between the load and the compare-and-exchange of its word, the exchange fails.
  */
 static __always_inline void ask_otherwise(const struct sl_packet *p, struct sl_ct *ct)
 {
@@ -95,7 +97,7 @@ static __always_inline void ask_otherwise(const struct sl_packet *p, struct sl_c
 		(__typeof__(ct->SL_CT_FRONT))p->front;
 	*(volatile __typeof__(ct->SL_CT_ASKED) *)&ct->SL_CT_ASKED =
 		(__typeof__(ct->SL_CT_ASKED))p->asked_at;
-	/* treat the next answer as the first one */
+	/* The next answer is then treated as the first one, and stores the new request. */
 	__sync_fetch_and_and(&ct->flags, ~SL_CT_SEEN_REPLY);
 }
 
@@ -149,8 +151,8 @@ static __always_inline bool is_low6(const __u8 *src, const __u8 *dst, __u16 spor
 
 /*
  * The common tail of both kinds of keys, as one word. The kernel reads a key in larger units than
- * its fields, and a load that spans several recent stores stalls until they have reached the
- * cache.
+ * its fields, and a load that spans several recent stores stalls until these stores have reached
+ * the cache.
  */
 static __always_inline __u64 key_tail(__u64 low, __u16 sport, __u16 dport, __u8 proto)
 {
@@ -251,7 +253,8 @@ static __noinline struct sl_ct *find_connection(const struct sl_packet *p)
 	if (ct || !cfg_previous)
 		return ct;
 	take_over_connection(p);
-	/* even if nothing was taken over: another CPU may have done it since */
+	/* even if nothing was migrated here: another CPU may have migrated the entry since the
+	 * first lookup */
 	return look_up_connection(p);
 }
 
@@ -380,7 +383,7 @@ static __always_inline __u32 moved_sides(__u64 epochs, __u64 where, __u32 addr_e
 {
 	__u32 differ = (__u32)where ^ addr_epochs, moved = 0;
 
-	/* a changed identity of one end affects the policy of the other end */
+	/* If the identity of one end has changed, the policy of the other end is affected. */
 	if (epoch_moved((__u32)(epochs >> 32), initiator_slot(where)) || differ & 0xffff)
 		moved |= SL_SIDE_EGRESS;
 	if (epoch_moved((__u32)epochs, responder_slot(where)) || differ >> 16)
@@ -501,8 +504,8 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 
 	err = insert_connection(p);
 	if (err == -SL_EEXIST) {
-		/* another CPU was faster, with the same connection or with one from the other end
-		 */
+		/* another CPU was faster: it has created the entry, for this connection or for one
+		 * that the other end began */
 		other = find_connection(p);
 		if (other && begins(p) && is_reply(p, other))
 			return SL_REASON_CONNECTION_INVALID;
@@ -552,9 +555,9 @@ static __always_inline bool report_end(struct sl_packet *p, struct sl_ct *ct)
 }
 
 /*
- * Whether the packet must go through the stack, because the stack may have to translate it. If
- * the connection was picked up, the direction that the stack translates is unknown, so both
- * directions go there.
+ * Whether the packet must go through the stack, because the stack may have to translate it. For a
+ * picked-up connection it is unknown which direction the stack translates, so packets of both
+ * directions go through the stack.
  */
 static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flags)
 {
@@ -570,7 +573,7 @@ static __always_inline bool goes_via_stack(const struct sl_packet *p, __u32 flag
  * Whether the packet proves that both ends take part. For TCP: the initiator continues after an
  * answer; a responder resets a segment with a wrong acknowledgement number. An answer to a SYN
  * alone is no proof: SYNs with forged sources would fill the map with connections that no end
- * holds. For a connection that was picked up the first answer is enough.
+ * holds. For a picked-up connection, the first answer is enough.
  *
  * An SCTP responder ignores a wrong cookie, so the first answer that requires an association is
  * enough.
@@ -598,8 +601,9 @@ static __always_inline bool lacks_flags(const struct sl_packet *p)
 }
 
 /*
- * Whether the end continues after its own RST: the RST was forged, or was crafted so
- * that the other end ignores it. After a genuine RST an end sends nothing but further RSTs.
+ * Whether the end continues after it has apparently sent a RST. Then the RST was forged, or was
+ * crafted so that the other end ignores it. After a genuine RST an end sends nothing but further
+ * RSTs.
  */
 static __always_inline bool belies_reset(const struct sl_packet *p, __u32 flags)
 {
@@ -660,9 +664,9 @@ static __always_inline void advance(struct sl_packet *p, struct sl_ct *ct)
 }
 
 /*
- * A policy that had terminated the connection allows it again: it can be terminated, and its end
- * reported, once more. The record of the revoked connection can stay, because the entry takes
- * precedence while it exists.
+ * A policy that had terminated the connection allows it again: a later change can terminate it
+ * again, and its end is reported again. The record of the terminated connection can stay, because
+ * the entry takes precedence while it exists.
  */
 static __always_inline void revive(struct sl_ct *ct)
 {
@@ -678,10 +682,11 @@ static __always_inline void revive(struct sl_ct *ct)
 /*
  * Stores the epochs of the current evaluation. The words must stay consistent: address epochs of
  * one evaluation with policy epochs of another would confirm a combination that was never
- * evaluated. Therefore a CPU first claims the entry (SL_EPOCHS_BUSY), and only if the entry has
- * not changed since the evaluation. If another CPU was faster, its words stay. No endpoint ever
- * has the epoch SL_EPOCHS_BUSY, so meanwhile other CPUs evaluate the policy for their packets.
- * Always returns 0; a function that the verifier walks once has a result.
+ * evaluated. Therefore a CPU first claims the entry with SL_EPOCHS_BUSY; this fails if the entry
+ * has changed since the evaluation. If another CPU was faster, the epochs stored by that CPU stay.
+ * No endpoint ever has the epoch SL_EPOCHS_BUSY, so other CPUs evaluate the policy for their
+ * packets while an entry is claimed. Always returns 0: the verifier walks a function only once if
+ * it is global, and a global function must return a value.
  */
 __noinline int restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u64 where,
 		       __u32 addr_epochs)
@@ -713,8 +718,8 @@ __noinline int restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u6
 	id_r = p->reply ? p->src_identity : p->dst_identity;
 	revive(ct);
 	/* Set before the epochs: with new epochs but no flag, packets would bypass the proxy. Never
-	 * cleared: if the map has reassigned the element, packets of that connection would.
-	 */
+	 * cleared: if the map has reassigned the element to another connection, the packets of that
+	 * connection would bypass the proxy. */
 	if (p->egress.redirects && !(READ_ONCE(ct->flags) & SL_CT_PROXY))
 		__sync_fetch_and_or(&ct->flags, SL_CT_PROXY);
 	new_ids = (__u64)id_r << 32 | id_i;

@@ -4,8 +4,8 @@
 #define SLUICE_COUNT_H
 
 /*
- * Counters behind shared bounds: plain arrays of 32-bit counters in sl_count. Atomic additions
- * change them when an entry is created, never per packet. The collector overwrites them with
+ * Counters for shared bounds: plain arrays of 32-bit counters in sl_count. Programs add to them
+ * atomically when they create an entry, never per packet. The collector overwrites them with
  * recounted values at each pass. The hashes use a random seed, which the datapath writes into the
  * first cells, so that no sender can choose whose counter it shares.
  */
@@ -55,7 +55,7 @@ static __always_inline bool may_have_port(__u32 kind, __u16 port)
 	return counted(kind + port / 32) >> (port % 32) & 1;
 }
 
-/* Marks the port before a record of the kind is stored. */
+/* Sets the port's bit before a record of the kind is stored. */
 static __always_inline void keep_port(__u32 kind, __u16 port)
 {
 	__u32 *word = count_at(kind + port / 32), bit = 1U << (port % 32);
@@ -77,7 +77,8 @@ static __always_inline bool is_recounted(void)
 	return now_seconds() - counted(SL_COUNT_TIME) < SL_COUNT_LIFE;
 }
 
-/* The number of an outside sender in shares: a hash of its IPv4 address or its /64. Never 0. */
+/* The number that identifies an outside sender in shares: a hash of its IPv4 address or its IPv6
+ * /64. Never 0. */
 static __always_inline __u32 sender_number(const __u8 *addr, __u8 family, __u64 seed)
 {
 	__u64 a = family == 4 ? *(const __u32 *)addr : *(const __u64 *)addr;

@@ -108,8 +108,8 @@ deliver_local(struct __sk_buff *skb, const struct sl_packet *p, const struct sl_
 
 /*
  * Whether one of our programs has redirected the packet to this device, after evaluation and
- * counting. It then entered by an endpoint's device, by the tunnel or by a proxy's device, and its
- * mark contains the index of this device.
+ * counting. Such a packet entered by an endpoint's device, by the tunnel or by a proxy's device,
+ * and its mark contains the index of this device.
  */
 static __always_inline bool is_delivered(struct __sk_buff *skb)
 {
@@ -119,7 +119,8 @@ static __always_inline bool is_delivered(struct __sk_buff *skb)
 	       is_of_proxy(skb->ingress_ifindex);
 }
 
-/* Delivers to the local pod dst, or to the stack if the stack has to see the packet. */
+/* Delivers to the local pod dst, or passes the packet to the stack if the pod's packets must go
+ * through it. */
 static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, struct sl_packet *p,
 						 __u32 *ifindex)
 {
@@ -138,9 +139,9 @@ static __always_inline enum sl_reason deliver_to(struct __sk_buff *skb, struct s
 }
 
 /*
- * Passes a packet from another node to the stack: to the local host, or to a pod whose packets
- * the stack has to see. The frame may have the address of a device of the other node, and the
- * packet has the mark of its outer packet.
+ * Passes a packet from another node to the stack: to the local host, or to a pod whose packets must
+ * go through the stack. The destination MAC address may be the one of a device of the other node,
+ * so the packet is declared to be for this host. The mark of the outer packet is replaced.
  */
 static __always_inline int give_to_stack(struct __sk_buff *skb)
 {
@@ -150,8 +151,8 @@ static __always_inline int give_to_stack(struct __sk_buff *skb)
 }
 
 /*
- * Turns the reason into the action for the kernel. A pod's marks, priorities and timestamps have
- * no meaning in another pod, but older kernels preserve them.
+ * Turns the reason into the action for the kernel. Marks, priorities and timestamps that one pod
+ * has set must not reach another pod, but older kernels preserve them; so they are cleared.
  */
 static __always_inline int act(struct __sk_buff *skb, enum sl_reason reason, __u32 ifindex)
 {

@@ -4,11 +4,11 @@
 #define SLUICE_DIRECT_H
 
 /*
- * Tunnel packets that the programs build and take apart themselves, instead of the tunnel device:
- * sluice_from_pod sends them out of the uplink, sluice_from_underlay takes them out at the uplink.
- * They have the bytes that the device would send, so that the other node may use either path.
- * Only IPv4 outer packets: over IPv6 the outer UDP checksum is mandatory, and no flag of the
- * helper makes the segments of a GSO packet have one.
+ * Tunnel packets that the programs encapsulate and decapsulate themselves, instead of the tunnel
+ * device: sluice_from_pod sends them out of the uplink, sluice_from_underlay decapsulates them at
+ * the uplink. They have the bytes that the device would send, so that the other node may use either
+ * path. Only IPv4 outer packets: over IPv6 the outer UDP checksum is mandatory, and no flag of the
+ * helper adds it to the segments of a GSO packet.
  */
 
 #include <linux/if_ether.h>
@@ -66,8 +66,9 @@ static __always_inline __u32 outer_sum(const struct sl_outer *o)
 }
 
 /*
- * The direct path to a node; NULL if packets go through the tunnel device. The datapath has to
- * confirm the paths: while it is down, only the kernel follows changes of routes.
+ * The direct path to a node; NULL if packets must go through the tunnel device. A path is only
+ * valid while the datapath confirms it: while the datapath is down, only the kernel follows changes
+ * of routes.
  */
 static __always_inline struct sl_direct *direct_path(__u32 number, __u32 *ports)
 {
@@ -93,9 +94,8 @@ static __always_inline __u8 outer_tos(__u8 inner)
 	return (cfg_tunnel_dscp ? inner & ~SL_ECN_MASK : 0) | ecn;
 }
 
-/* The outer source port, as the tunnel device chooses it: packets that take the device's path
- * have the same.
- */
+/* The outer source port that the tunnel device would choose, so that a flow has the same port on
+ * both paths. */
 static __always_inline __u16 outer_port(struct __sk_buff *skb, __u32 ports)
 {
 	__u32 hash = bpf_get_hash_recalc(skb), low = (__u16)ports, high = ports >> 16;
@@ -109,7 +109,10 @@ static __always_inline __u16 outer_port(struct __sk_buff *skb, __u32 ports)
 #define SL_DIRECT_UNCHANGED 1 /* not possible, and the packet is unchanged */
 #define SL_DIRECT_FAILED 2 /* the packet cannot be sent any more */
 
-/* The kernel finds the inner Ethernet header by its length alone, without the VXLAN header. */
+/*
+ * The kernel finds the inner Ethernet header by this length, so it is the length of that header
+ * alone, without the VXLAN header.
+ */
 #define SL_DIRECT_ROOM                                                                           \
 	(BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | \
 	 BPF_F_ADJ_ROOM_ENCAP_L2_ETH | BPF_F_ADJ_ROOM_ENCAP_L2(ETH_HLEN))

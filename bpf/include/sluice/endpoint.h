@@ -29,7 +29,7 @@ static __always_inline __u64 policy_of(const struct sl_endpoint *e)
 	return READ_ONCE(e->pol);
 }
 
-/* The endpoint's identity under this policy word. */
+/* The endpoint's identity under this policy entry. */
 static __always_inline __u32 identity_under(const struct sl_endpoint *e, __u64 pol)
 {
 	if (unlikely(pol & SL_POL_SECOND))

@@ -14,8 +14,8 @@
 
 /*
  * Rewrites the error so that it quotes the address that the pod had requested; if the backend
- * itself sent the error, its source becomes that address, too. Returns 0 on success. If the
- * service has been removed meanwhile, the error is not changed.
+ * itself sent the error, its source becomes that address, too. Returns 0 on success. If the service
+ * no longer exists, the error is not changed.
  */
 __noinline int rewrite_error(struct __sk_buff *skb, struct sl_packet *p)
 {

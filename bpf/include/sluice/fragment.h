@@ -4,14 +4,15 @@
 #define SLUICE_FRAGMENT_H
 
 /*
- * Later fragments have no ports, and are never evaluated without ports: the first fragment
- * records them. Protocols without ports need no record. After an IPv6 fragment header, however,
- * another extension header may follow; such fragments are not tracked. Ports that one local pod,
- * or one node, has recorded apply only to its own fragments.
+ * Later fragments have no ports, and are never evaluated without ports: the first fragment records
+ * them. Protocols without ports need no record. After an IPv6 fragment header, however, another
+ * extension header may follow; such fragments are not tracked. Ports recorded for the fragments of
+ * one local pod or node never apply to another's.
  *
  * Later fragments take the path of the first fragment. A stack that tracks connections waits for
- * all fragments of a datagram, and would miss fragments that a program delivers past it. A later
- * fragment that arrives before the first one has no ports and is dropped on either path.
+ * all fragments of a datagram, and would wait in vain for a fragment that a program has delivered
+ * past it. A later fragment that arrives before the first one has no ports and is dropped on either
+ * path.
  *
  * The pods of the node share the map of tracked datagrams; see bound.h. A datagram of a pod above
  * its guarantee is removed with its last fragment, so that a pod that sends fragments in order is
@@ -119,7 +120,7 @@ __noinline enum sl_reason find_ports(struct sl_packet *p)
 	return SL_CONTINUE;
 }
 
-/* The record that a first fragment leaves for the later ones. */
+/* The record that a first fragment leaves for later fragments. */
 enum sl_lead {
 	SL_LEAD_NONE = 0, /* nothing, because it is dropped */
 	SL_LEAD_ON = 1, /* its ports; a path that is already recorded stays */
@@ -150,9 +151,8 @@ static __always_inline enum sl_lead lead_of(enum sl_reason reason)
 	}
 }
 
-/* Whether the element has the values that the first fragment would record. If not, the element is
- * deleted.
- */
+/* Whether the existing element has the ports and path that this first fragment would record. If
+ * not, deletes the element. */
 static __always_inline bool keep_fragment(const struct sl_fragment *key, __u32 ports, bool wanted)
 {
 	__u32 *found = find_fragment(key);
@@ -168,8 +168,8 @@ static __always_inline bool keep_fragment(const struct sl_fragment *key, __u32 p
 
 /*
  * Records the ports and the path of a first fragment that passes. A denied fragment records
- * nothing, so it takes no space from others and its later fragments are dropped. Returns 1 if the
- * datagram exceeds the share of the sending pod.
+ * nothing, so the later fragments of its datagram are dropped, and it uses no element of the map.
+ * Returns 1 if the datagram exceeds the share of the sending pod.
  */
 __noinline int lead_fragments(struct sl_packet *p, __u32 lead)
 {

@@ -4,10 +4,10 @@
 #define SLUICE_HAIRPIN_H
 
 /*
- * Hairpins: a service whose backend is the requesting pod itself. If the pod saw its own address
- * as source, it would answer inside its namespace, where nothing translates the answer. Therefore
- * the pod sees a reserved source address, and answers to that. No policy applies, because the
- * packets never leave the pod.
+ * Hairpins: a service whose backend is the requesting pod itself. If the pod saw its own address as
+ * source, it would answer inside its namespace, where nothing translates the answer. Therefore the
+ * source is replaced by a reserved address, to which the pod answers. No policy applies, because
+ * the packets never leave the pod.
  */
 
 #include <linux/in6.h>
@@ -53,7 +53,7 @@ static __noinline bool store_way_back(struct sl_packet *p)
 	p->xl.port = p->asked_port;
 	p->xl.front = p->front;
 	p->xl.back = 1;
-	/* a second ago, so that the first answer stores the copy */
+	/* As if written a second ago, so that the first answer already stores the copy. */
 	p->xl.last_s = now_seconds() - 1;
 	return !insert_translation(p->family);
 }
@@ -85,7 +85,10 @@ static __noinline void keep_way_back(struct sl_packet *p)
 	store_answer(true, p->family, SL_XL_ANSWERS);
 }
 
-/* As remember_request, for a hairpin, whose answer has already been redirected to the service. */
+/*
+ * Like remember_request, for a hairpin. The destination of its answer has already been replaced by
+ * the service.
+ */
 static __noinline void keep_request(struct sl_packet *p)
 {
 	struct sl_end asked = { .port = p->dport };

@@ -4,8 +4,7 @@
 #define SLUICE_INNER_H
 
 /*
- * Packets that came out of the tunnel, whether the tunnel device took them out or
- * sluice_from_underlay.
+ * Packets that were decapsulated, by the tunnel device or by sluice_from_underlay.
  */
 
 #include <sluice/admit.h>

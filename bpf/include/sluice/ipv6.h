@@ -93,7 +93,8 @@ __noinline enum sl_reason walk_ext_headers(struct __sk_buff *skb, struct sl_pack
 			p->more_fragments = !p->fragment && ext[3] & 1;
 			p->last_fragment = p->fragment && !(ext[3] & 1);
 			p->fragment_id = bpf_ntohl(id);
-			/* later fragments could forge and overwrite the headers that follow */
+			/* the first fragment ends within the headers: later fragments could supply
+			 * or overwrite the rest of them */
 			if (p->more_fragments && is_ext_header(ext[0]))
 				return SL_REASON_EXTENSION_HEADERS;
 		}

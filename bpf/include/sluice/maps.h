@@ -4,8 +4,8 @@
 #define SLUICE_MAPS_H
 
 /*
- * How each type of map may be written. A program that looks a hash value up while it is replaced
- * in place may miss it, or may read the value of another key. Therefore:
+ * How each type of map may be written. If a hash value is replaced in place, a program that looks
+ * it up at that moment may miss it, or may read the value of another key. Therefore:
  *
  *   array        one aligned 64-bit word is changed at a time
  *   hash         values are written once, and deleted
@@ -246,7 +246,7 @@ struct {
 	__type(value, struct sl_revoked);
 } sl_revoked6 SEC(".maps");
 
-/* ring position -> connection from outside */
+/* ring position -> the outside connection at it */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2 * SL_RING4);
@@ -297,7 +297,7 @@ struct {
 	__type(value, struct sl_refused);
 } sl_refused SEC(".maps");
 
-/* hash of an address -> epoch, bumped whenever the address gets another identity */
+/* hash of an address -> epoch, bumped whenever an address with this hash gets another identity */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_ADDRESS_EPOCHS);
@@ -343,7 +343,7 @@ struct {
 	__type(value, struct sl_limit);
 } sl_limits SEC(".maps");
 
-/* rate -> what this CPU has given in this second */
+/* rate -> how much of it this CPU has used in this second */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, SL_MAX_RATES);

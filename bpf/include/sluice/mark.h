@@ -12,8 +12,8 @@
  *   bits 11..8   who set the mark; docs/reference/marks.md lists every value and its owner
  *   bits  7..0   0
  *
- * A packet with a pod's source address and without any of bits 11..8 was not seen by any program;
- * a routing rule of the node prohibits it. A mark never identifies a sender: see claim.h.
+ * If a packet has a pod's source address and bits 11..8 are 0, no program has seen it; a routing
+ * rule of the node drops it. A mark never identifies a sender: see claim.h.
  *
  * The node's firewall writes bits 11..8 of every forwarded packet, by the group of the incoming
  * device: SL_MARK_POD or SL_MARK_LOCAL for a pod's device, SL_MARK_REMOTE for the tunnel,

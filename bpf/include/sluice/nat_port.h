@@ -5,9 +5,9 @@
 
 /*
  * Source ports of the node for connections from outside clients to backends on other nodes. A
- * port is claimed by an element of sl_xl4 or sl_xl6 whose key is the answer as it arrives. For
- * each backend and protocol there are SL_NAT_PORTS ports. A search visits them in an order that
- * the connection's hash determines:
+ * connection claims a port by an element of sl_xl4 or sl_xl6, whose key is the answer as it arrives
+ * at the node. For each backend and protocol there are SL_NAT_PORTS ports. A search visits them in
+ * an order that the connection's hash determines:
  *
  *   the connection's own   is taken: the connection's entry was evicted, its claim was not
  *   unclaimed              is taken
@@ -20,9 +20,9 @@
  *
  * Therefore senders that do not answer, or that forge their addresses, only replace each other's
  * claims. A sender with more than SL_SHARE_SMALL ports to a backend is counted and gets a share:
- * while half of the ports are in use, each of n counted senders may have one part in 2 * (n + 1)
- * of the ports. Beyond its share a sender only gets ports of ended connections, and its own
- * replaceable ports.
+ * while half of the ports are in use, each of n counted senders may have one part in 2 * (n + 1) of
+ * the ports. A sender that has used up its share only gets ports of ended connections, and
+ * replaceable ports of its own connections.
  */
 
 #include <sluice/conntrack.h>
@@ -31,16 +31,19 @@
 #include <sluice/rewrite.h>
 #include <sluice/translate.h>
 
-/* Ports that a search examines before it fails: enough if one in 50 is free. */
+/* How many ports a search examines before it fails. That is enough if one port in 50 is free. */
 #define SL_PORT_TRIES 256
-/* Ports among which the best is chosen, if none is free. */
+/* If no port is free, the search takes the best of this many ports. */
 #define SL_PORT_CHOICES 32
-/* If this many of them are free, less than half of all ports is in use: the counts are wrong. */
+/*
+ * If the search meets this many free ports, less than half of all ports is in use: the counts are
+ * wrong.
+ */
 #define SL_PORT_MOSTLY_FREE (SL_PORT_CHOICES * 3 / 4)
 
 /* Quarantine in seconds of an ended connection's port, while other ports are available. */
 #define SL_PORT_REST 2
-/* Seconds after which a claim without a connection entry is lost. */
+/* Seconds after which a claim without a connection entry counts as lost. */
 #define SL_PORT_LOST 10
 
 /* How suitable a port is for a connection. */
@@ -67,9 +70,10 @@ static __always_inline __u32 now_milliseconds(void)
 	return (__u32)(bpf_ktime_get_coarse_ns() / 1000000);
 }
 
-/* Whether a socket of the node is connected to the backend from the port, and would lose its
- * packets. Listening and unconnected sockets lose none, because answers of the backend match
- * claims first.
+/*
+ * Whether a socket of the node is connected to the backend from the port, and would lose its
+ * packets. Listening and unconnected sockets lose no packets, because only answers of the backend
+ * match a claim.
  */
 __noinline int is_port_of_host(struct __sk_buff *skb, struct sl_packet *p,
 			       const struct sl_end *from)
@@ -88,8 +92,9 @@ __noinline int is_port_of_host(struct __sk_buff *skb, struct sl_packet *p,
 	return state != SL_SOCKET_NONE && state != SL_SOCKET_LISTENS;
 }
 
-/* Writes the claim of a source: the key matches the answers, the value is the client that they
- * are for.
+/*
+ * Writes the claim of a source: its key matches the answers, its value is the client to which they
+ * go.
  */
 static __always_inline void write_claim(struct sl_packet *p, const struct sl_end *from)
 {
@@ -128,9 +133,8 @@ static __always_inline void write_zone(struct sl_packet *p, __u8 zone)
 		p->xl6.zone = zone;
 }
 
-/* Finds the claim under the key in the cell. If the map has evicted the claim, its answer record
- * in sl_answers4 or sl_answers6 counts as well.
- */
+/* Finds the claim under the key in the cell. If the map has evicted the claim, its copy in
+ * sl_answers4 or sl_answers6 counts as well. */
 static __always_inline struct sl_xl *find_claim(struct sl_packet *p, __u16 port)
 {
 	struct sl_xl *xl = find_translation(p->family);
@@ -181,7 +185,7 @@ static __always_inline __u32 worth_of_ended(__u32 idle)
 	return idle < SL_PORT_REST ? SL_PORT_ENDED : SL_PORT_RESTED;
 }
 
-/* Ranks a replaceable claim by how long it has been unused; the scale depends on the protocol. */
+/* Ranks a replaceable claim by its idle time; the scale depends on the protocol. */
 static __always_inline __u32 worth_of_rival(__u8 proto, __u32 age, __u32 idle)
 {
 	__u32 worth;
@@ -222,8 +226,8 @@ static __always_inline __u32 worth_of_claim(struct sl_packet *p, const struct sl
 }
 
 /*
- * Ranks a port for the packet's connection. The claim's word of last_s and born is kept in
- * p->search: only the CPU that exchanges this word may replace the claim.
+ * Ranks a port for the packet's connection. p->search keeps the claim's last_s and born, read as
+ * one word: a CPU may replace the claim only if it succeeds in exchanging this word.
  */
 static __always_inline __u32 worth_of_port(struct sl_packet *p, const struct sl_end *from)
 {
@@ -283,7 +287,7 @@ static __always_inline struct sl_share *find_share(const struct sl_packet *p, __
 	return bpf_map_lookup_elem(&sl_share, &key);
 }
 
-/* Counts a port that a sender has claimed; n = -1: lost. */
+/* Counts a port that a sender has claimed; n = -1: the sender has lost it. */
 __noinline int count_port(struct sl_packet *p, __u32 sender, __u32 n)
 {
 	struct sl_share *share;
@@ -325,15 +329,14 @@ __noinline int exceeds_share(struct sl_packet *p, __u32 sender)
 		return 0;
 	all = find_share(p, 0, false, 0);
 	part = SL_NAT_PORTS / 2 / (1 + (all ? READ_ONCE(all->senders) : 1));
-	/* without a recent recount the number of senders may be too large */
+	/* without a recent recount, the counted number of senders may be too large */
 	if (part < SL_SHARE_UNCOUNTED && !is_recounted())
 		part = SL_SHARE_UNCOUNTED;
 	return READ_ONCE(share->ports) >= part;
 }
 
-/* Removes the claim of another connection from the map, unless it has changed since it was
- * examined.
- */
+/* Removes another connection's claim from the map, unless the claim has changed since it was
+ * examined. */
 static __always_inline bool unseat(struct sl_packet *p, __u16 port, __u64 word)
 {
 	struct sl_xl *xl = find_claim(p, port);
@@ -375,8 +378,8 @@ __noinline int take_port(struct sl_packet *p, const struct sl_end *from)
 }
 
 /*
- * One step of the search: examines the next port. Returns whether to claim the port that "from"
- * then has: this one, or the best one so far.
+ * One step of the search: examines the next port. Returns whether the search ends. Then "from" has
+ * the port to claim: this one, or the best one so far.
  */
 __noinline int try_port(struct sl_packet *p, struct sl_end *from, __u32 i)
 {
@@ -398,7 +401,7 @@ __noinline int try_port(struct sl_packet *p, struct sl_end *from, __u32 i)
 		s->best = worth;
 		s->port = from->port;
 	}
-	/* in mid-flow, one of the next ports may be the connection's own */
+	/* in mid-flow: one of the next ports may already belong to the connection */
 	if (s->best < (s->midway ? SL_PORT_OWN : SL_PORT_RESTED) &&
 	    (i < SL_PORT_CHOICES - 1 || !s->best))
 		return 0;

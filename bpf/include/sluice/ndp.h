@@ -125,9 +125,8 @@ __noinline enum sl_reason answer_ndp(struct __sk_buff *skb, struct sl_packet *p,
 		return SL_REASON_MALFORMED;
 	if (p->dport != SL_ND_SOLICIT << 8)
 		return SL_REASON_NDP;
-	/* RFC 4861, 7.1.1: any other hop limit means that it was routed; with extension headers
-	 * it is invalid
-	 */
+	/* RFC 4861, 7.1.1: with any other hop limit the message was routed; with extension headers
+	 * it is invalid */
 	if (p->hops != 255 || p->l4 != ETH_HLEN + sizeof(struct ipv6hdr))
 		return SL_REASON_MALFORMED;
 	if (!room_for(p, sizeof(ns)) ||

@@ -6,9 +6,9 @@
 /*
  * Other nodes: how to reach them, and which node a packet came from.
  *
- * If a packet bypasses the host stacks of both nodes, p->node and its connection have the ID of
- * the remote node. If the stack of this node forwards a packet, p->node is 0, even if the address
- * belongs to another node.
+ * If packets of a connection bypass the host stacks of both nodes, p->node and the connection's
+ * entry have the ID of the remote node. If the stack of this node forwards a packet, p->node is 0,
+ * even if the address belongs to another node.
  */
 
 #include <sluice/claim.h>
@@ -36,13 +36,16 @@ static __always_inline __u32 way_flags(__u64 way)
 	return (__u32)(way >> 48);
 }
 
-/* How packets of a family travel to the node; 0: there is no route. */
+/* The next hop for packets of a family to the node, as in sl_node; 0: there is no route. */
 static __always_inline __u64 way_to(const struct sl_node *node, __u8 family)
 {
 	return family == 4 ? READ_ONCE(node->way4) : READ_ONCE(node->way6);
 }
 
-/* How this node's own packets travel, and its tunnel device; 0: there are no other nodes. */
+/*
+ * The next hop of this node's own packets: how they travel, and the tunnel device; 0: there are no
+ * other nodes.
+ */
 static __always_inline __u64 local_way(void)
 {
 	struct sl_node *local = node_at(0);
@@ -85,8 +88,8 @@ static __always_inline bool is_node_identity(__u32 identity)
 }
 
 /*
- * Whether the mark of a copied fragment shows that it entered where packets of other nodes' pods
- * enter: by the tunnel or, without a tunnel, by any device except the pods' devices.
+ * Whether the mark of a copied fragment shows that it entered the node where packets of other
+ * nodes' pods enter: by the tunnel or, without a tunnel, by any device except the pods' devices.
  */
 static __always_inline bool came_from_node(struct __sk_buff *skb, const struct sl_packet *p,
 					   __u64 way)
@@ -120,7 +123,8 @@ find_node_behind_stack(struct __sk_buff *skb, struct sl_packet *p, const struct 
 	return SL_CONTINUE;
 }
 
-/* Identities that a tunnel key may have, in addition to the reserved ones. */
+/* Identities that pods may have in a tunnel key. Senders with a reserved identity are checked
+ * separately. */
 #define SL_VNI_FIRST 256
 #define SL_VNI_LAST 65535
 #define SL_VNI_WORLD4 9

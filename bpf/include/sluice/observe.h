@@ -4,9 +4,9 @@
 #define SLUICE_OBSERVE_H
 
 /*
- * Every packet is counted once. A drop sends an event, unless its reason is quiet; a connection
- * sends one when it is evaluated and when it ends. A packet that passes in audit mode although
- * policy denies it always sends an event.
+ * Every packet is counted once. A drop sends an event, unless its reason is quiet; for a
+ * connection, an event is sent when it is evaluated and when it ends. A packet that passes in audit
+ * mode although policy denies it always sends an event.
  */
 
 #include <sluice/bound.h>
@@ -36,14 +36,14 @@ static __always_inline void count(struct __sk_buff *skb, const struct sl_packet 
 	counter->bytes += length_of(skb, p);
 }
 
-/* Ended connections have no reason of their own; this is their index in the limits. */
+/* Index in the limits for events about ended connections, which have no reason of their own. */
 #define SL_LIMIT_CLOSED SL_CONTINUE
 
 /*
  * How many events of a kind each endpoint may send in a second, regardless of the others: its part
  * of SL_EVENT_SHARERS times the limit of an endpoint. The ring's bound says how many endpoints the
- * node has. The endpoints that send are not counted, because that needs a cell for each endpoint,
- * reason and CPU.
+ * node has. The share does not depend on how many endpoints send at the moment: counting them would
+ * need a cell for each endpoint, reason and CPU.
  */
 static __always_inline __u64 guaranteed_events(void)
 {
@@ -72,8 +72,8 @@ static __always_inline bool take_event(__u32 *sent)
 
 /*
  * Whether the share of the event's endpoint, or of packets that belong to no endpoint, allows
- * another event in this second. An endpoint above its guarantee takes of what is common. Two CPUs
- * may both take the last one.
+ * another event in this second. An endpoint above its guarantee uses the common part. If two CPUs
+ * take the last event of a share at the same time, both may send it.
  */
 static __always_inline bool within_share(struct sl_limit *limit, __u32 slot, __u32 at, __u64 now)
 {
@@ -96,9 +96,9 @@ static __always_inline bool within_share(struct sl_limit *limit, __u32 slot, __u
 
 /*
  * Whether another event of the endpoint may be queued in the ring buffer. One half of the ring is
- * common. While it is full, endpoints that have used up their guarantee are refused, and so are
- * packets that belong to no endpoint. So while the datapath does not read, neither an endpoint nor
- * a sender outside can crowd out the events of others.
+ * common. While it is full, events of endpoints that have used up their guarantee are suppressed,
+ * and so are events about packets without an endpoint. So while the datapath does not read, neither
+ * an endpoint nor an outside sender can displace the events of other endpoints.
  */
 static __always_inline bool may_wait(__u32 slot)
 {

@@ -4,10 +4,10 @@
 #define SLUICE_OFFLOAD_H
 
 /*
- * Checksums that the device computes. The packet tells the device where to write the checksum,
- * and a packet socket (PACKET_VNET_HDR) lets its owner choose that place: for example over the
- * destination port, which the programs have evaluated. The device, or the kernel on behalf of a
- * device without checksum offload, writes there after the last program has run.
+ * Checksum offload: the packet tells the device where to write the checksum. A packet socket
+ * (PACKET_VNET_HDR) lets its owner choose that offset, for example the one of the destination port,
+ * which the programs have evaluated. The device, or the kernel if the device cannot, writes the
+ * checksum there after the last program has run.
  *
  * A checksum at a later offset belongs to the inner packet of the pod's own tunnel.
  */

@@ -8,10 +8,10 @@
  * addresses. Packets of other nodes' pods arrive through the tunnel if they are not masqueraded.
  *
  * The uplink's ingress hook changes destinations, and its egress hook changes sources. The stack
- * between them sees the real ends, the client and the backend, so it takes neither for a local
- * address, and a firewall with connection tracking sees an ordinary connection. Packets go from
- * the ingress hook through the stack, and so do the answers: SL_CT_VIA_STACK. transit.h adds what
- * is needed if the backend is not a pod of this node.
+ * between them sees the real ends, the client and the backend. So it takes neither for a local
+ * address, and a firewall with connection tracking sees an ordinary connection. Requests and
+ * answers both go through the stack: SL_CT_VIA_STACK. transit.h adds what is needed if the backend
+ * is not a pod of this node.
  */
 
 #include <sluice/admit.h>
@@ -44,8 +44,8 @@ answer_in_its_place(struct __sk_buff *skb, struct sl_packet *p, enum sl_reason r
 }
 
 /*
- * Sends an already evaluated packet ("reason") on to its backend, unless the path requires an
- * error ("obstacle").
+ * Sends an already evaluated packet ("reason") on to its backend. If the path requires an ICMP
+ * error ("obstacle"), sends that error instead.
  */
 static __always_inline enum sl_reason forward_to_backend(struct __sk_buff *skb, struct sl_packet *p,
 							 enum sl_reason reason,
@@ -77,7 +77,7 @@ static __always_inline enum sl_reason forward_to_pod(struct __sk_buff *skb, stru
 	return forward_to_backend(skb, p, reason, needs_stack(skb, p, dst));
 }
 
-/* Why the packet cannot reach its backend, as far as the stack's routes do not tell. */
+/* Why the packet cannot reach its backend, apart from reasons that only the stack's routes know. */
 static __always_inline enum sl_reason obstacle_to_node(struct __sk_buff *skb, struct sl_packet *p)
 {
 	struct sl_node *node = p->node ? node_at(p->node) : NULL;
@@ -103,9 +103,8 @@ static __always_inline enum sl_reason forward_to_remote_backend(struct __sk_buff
 	if (where.flags & SL_IP_POD_RANGE && p->dst_slot == SL_SLOT_NONE)
 		return SL_REASON_NO_ROUTE;
 	p->dst_identity = p->dst_slot == SL_SLOT_HOST ? SL_ID_HOST : where.identity;
-	/* otherwise any user who may define backends could make this node send tunnel packets
-	 * that others trust
-	 */
+	/* Otherwise a user who may define backends could make this node send tunnel packets that
+	 * other nodes trust. */
 	if (is_tunnel_packet(p))
 		return SL_REASON_TUNNEL_PORT;
 	reason = find_source(skb, p, 0);
@@ -134,9 +133,9 @@ struct sl_udp6 {
 _Static_assert(sizeof(struct sl_udp6) == 58, "as on the wire");
 
 /*
- * Whether the frame contains an outer packet of the tunnel, which never belongs to a service.
- * This fast check covers most packets between nodes. Outer packets with longer headers, or with
- * headers outside the linear part, are found by is_of_tunnel.
+ * Whether the frame contains an outer packet of the tunnel, which never belongs to a service. This
+ * fast check recognises most of them. is_of_tunnel recognises outer packets with longer headers, or
+ * with headers outside the linear part.
  */
 static __always_inline bool is_outer(struct __sk_buff *skb)
 {
@@ -160,8 +159,8 @@ static __always_inline bool is_of_tunnel(const struct sl_packet *p)
 }
 
 /*
- * Handles a packet that is not a request to a service. Neighbours may resolve a service address
- * that this or another machine announces.
+ * Handles a packet that is not a request to a service. ARP and neighbour discovery must work for a
+ * service address that this or another machine announces.
  */
 static __always_inline enum sl_reason forward_non_service(struct __sk_buff *skb,
 							  struct sl_packet *p)
@@ -170,7 +169,7 @@ static __always_inline enum sl_reason forward_non_service(struct __sk_buff *skb,
 
 	if (may_have_port(SL_COUNT_ANSWERED, p->dport))
 		leave_transit(p);
-	/* a node port may be in the range of ports for answers */
+	/* a node port may lie in the range of ports that answers are sent to */
 	if (has_no_nat_entry(skb, p))
 		return SL_REASON_CONNECTION_INVALID;
 	if (p->dst_slot != SL_SLOT_NONE || is_ndp(p) || !is_of_services(p->dst, p->family))
@@ -188,9 +187,8 @@ static __always_inline enum sl_reason handle_nodeport(struct __sk_buff *skb, str
 {
 	enum sl_reason reason;
 
-	/* The tunnel's outer packets are the majority, and never belong to a service. A later
-	 * fragment takes the path of the first one.
-	 */
+	/* Outer packets of the tunnel are the majority of packets, and never belong to a service. A
+	 * later fragment takes the path of the first fragment. */
 	if (is_of_tunnel(p) || follow_fragments(p))
 		return SL_REASON_FORWARDED_TO_STACK;
 	p->dst_slot = slot_of_address(p->dst, p->family);

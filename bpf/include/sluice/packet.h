@@ -23,9 +23,10 @@
 #include <sluice/maps.h>
 
 /*
- * Never called and never loaded: adds struct bpf_sock to the type information. Of several structs
- * that struct __sk_buff points to and that are not in it, clang 19 writes the declarations in an
- * order that depends on the directory of the build.
+ * Never called and never loaded: adds struct bpf_sock to the type information (BTF). clang 19
+ * writes the declarations of structs that struct __sk_buff points to and that are missing from BTF.
+ * If there are several, their order depends on the directory of the build, so the object would not
+ * be reproducible.
  */
 __noinline int sl_sock_type(const struct bpf_sock *sk)
 {
@@ -56,9 +57,9 @@ static __always_inline struct sl_packet *new_packet(enum sl_direction direction)
 }
 
 /*
- * The packet of this run, from a lookup of its own. Use it for keys and values of maps: Linux 6.1
- * rejects memory that a global function received as an argument. The file of each program defines
- * SL_PROGRAM.
+ * The packet of this run, from a new map lookup. Use it to pass keys and values to map helpers:
+ * Linux 6.1 rejects memory that a global function received as an argument. The file of each program
+ * defines SL_PROGRAM.
  */
 static __always_inline struct sl_packet *own_packet(void)
 {
@@ -68,8 +69,8 @@ static __always_inline struct sl_packet *own_packet(void)
 }
 
 /*
- * Copies sizeof(*to) bytes at an offset of the packet; 0 on success. The bytes are nearly always
- * in the linear part, and then no helper call is needed.
+ * Copies sizeof(*to) bytes at an offset of the packet; 0 on success. The bytes are nearly always in
+ * the linear part, where no helper call is needed.
  */
 #define read_packet(skb, off, to)                                                \
 	({                                                                       \

@@ -5,8 +5,8 @@
 
 /*
  * Finds the peer of the device's pod: the destination of a packet from the pod, the source of a
- * packet to it. "known" is the identity that an earlier packet of the connection has found, while
- * its address still has it; 0: none.
+ * packet to it. "known" is the identity that was found for an earlier packet of the connection, if
+ * the peer's address still has that identity; 0: none.
  */
 
 #include <sluice/arp.h>
@@ -44,14 +44,14 @@ static __always_inline enum sl_reason find_destination(struct sl_packet *p, __u3
 	if (!cfg_services || SL_PROGRAM != SL_PROGRAM_FROM_POD || where.node || p->translated ||
 	    !is_of_services(p->dst, p->family))
 		return SL_CONTINUE;
-	/* the source of the answer */
+	/* this address is the source of the answer */
 	__builtin_memcpy(p->asked, p->dst, sizeof(p->asked));
 	return SL_REASON_NO_SERVICE_PORT;
 }
 
 /*
- * Whether the uplink's program has redirected the packet here for a service, from a device
- * address of another node: then the connection of the translated packet has a front. The caller
+ * Whether the uplink's program has redirected the packet to this pod for a service, from a device
+ * address of another node. If so, the connection of the translated packet has a front. The caller
  * must have written the key.
  */
 static __always_inline bool was_led(const struct sl_packet *p, const struct sl_ipcache *where)
@@ -66,8 +66,8 @@ static __always_inline bool was_led(const struct sl_packet *p, const struct sl_i
 
 /*
  * Identifies the sender of a packet from the stack, within the limits of claim.h. A local pod is
- * identified by its device and has its endpoint's identity. A packet with its address from any
- * other device is forged.
+ * identified by its device, and has the identity of its endpoint. A packet with a local pod's
+ * address from any other device is forged.
  */
 static __always_inline enum sl_reason find_stack_source(struct __sk_buff *skb, struct sl_packet *p,
 							__u32 known)
@@ -114,7 +114,7 @@ static __noinline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 k
 		p->src_identity = known ? known : where.identity;
 		if (cfg_native || !p->node)
 			return SL_CONTINUE;
-		/* the node's pods, and its overlay address, must use the tunnel */
+		/* pods of the node, and its overlay address, must use the tunnel */
 		if (!(where.flags & SL_IP_OF_DEVICE))
 			return SL_REASON_SPOOFED_NODE;
 		p->node = 0;
@@ -126,7 +126,7 @@ static __noinline enum sl_reason find_uplink_source(struct sl_packet *p, __u32 k
 	return SL_CONTINUE;
 }
 
-/* The sender of a packet that a proxy has held: a program has verified it before. */
+/* The sender of a packet that a proxy has held: a program has verified the sender before. */
 static __always_inline enum sl_reason find_held_source(struct sl_packet *p, __u32 known)
 {
 	struct sl_ipcache where;
@@ -147,7 +147,7 @@ static __always_inline enum sl_reason find_source(struct __sk_buff *skb, struct 
 		return find_stack_source(skb, p, known);
 	if (SL_PROGRAM == SL_PROGRAM_FROM_TAP)
 		return find_held_source(p, known);
-	/* a packet from elsewhere with an address of this node */
+	/* a packet from another node or from outside with an address of this node is forged */
 	if (p->src_slot != SL_SLOT_NONE)
 		return SL_REASON_SPOOFED_IP;
 	if (SL_FROM_TUNNEL)
@@ -163,9 +163,8 @@ __noinline enum sl_reason find_peer(struct __sk_buff *skb, struct sl_packet *p, 
 	use_argument(skb);
 	if (!p)
 		return SL_REASON_MALFORMED;
-	/* Read its identity again: the caller's value may be older than the address epochs, and
-	 * epochs reveal a change only if they are read before the identity.
-	 */
+	/* Read the identity again: the caller's value may be older than the address epochs. Epochs
+	 * reveal a change of identity only if they are read before the identity. */
 	near = endpoint_at(p->hook == SL_EGRESS ? p->src_slot : p->dst_slot);
 	if (!near)
 		return SL_REASON_NO_ENDPOINT;

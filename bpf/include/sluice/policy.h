@@ -4,11 +4,11 @@
 #define SLUICE_POLICY_H
 
 /*
- * Evaluates both sides of a connection, each by the policy table of its local endpoint. The
- * policy word of each end is read once, so that table, epoch and identity are consistent: no
- * packet is evaluated by the tables of one identity and with another. A packet is evaluated as
- * its connection, in the direction of the connection: p->reply tells that the packet goes in the
- * other direction.
+ * Evaluates both sides of a connection, each by the policy table of its local endpoint. The policy
+ * entry of each end is read once, so that table, epoch and identity are consistent: no packet is
+ * evaluated by the tables of one identity together with another identity. The connection is
+ * evaluated and not the packet; p->reply tells that the packet goes from the responder to the
+ * initiator.
  */
 
 #include <sluice/endpoint.h>
@@ -115,7 +115,7 @@ static __always_inline enum sl_reason evaluate(struct sl_packet *p, enum sl_dire
 }
 
 /*
- * Reads the policy word of an end into *pol. Returns true if the pod's identity is no longer
+ * Reads the policy entry of an end into *pol. Returns true if the pod's identity is no longer
  * *identity; then *identity is updated, and both sides must be evaluated.
  */
 static __always_inline bool read_end(__u16 slot, __u64 *pol, __u32 *identity)
@@ -148,7 +148,7 @@ __noinline enum sl_reason evaluate_sides(struct sl_packet *p, __u32 sides)
 		reason = evaluate(p, SL_EGRESS);
 	if (!reason && sides & SL_SIDE_INGRESS)
 		reason = evaluate(p, SL_INGRESS);
-	/* a packet that passes is counted on the program's own side */
+	/* a packet that passes is counted for the side that this program belongs to */
 	if (!reason)
 		p->direction = p->hook;
 	return reason;
@@ -181,10 +181,10 @@ static __always_inline bool is_tunnel_port(__u16 port)
 }
 
 /*
- * Rejects tunnel packets to nodes. A sender that can reach a node's tunnel port can forge packets
- * of any pod: the outer source identifies the sending node, and masquerading gives a pod its
- * node's address. A tunnel device without a port would deliver the inner packet with the mark of
- * the outer packet.
+ * Rejects tunnel packets that pods send to nodes. A sender that can reach a node's tunnel port can
+ * forge packets of any pod: the outer source identifies the sending node, and masquerading gives a
+ * pod its node's address. A tunnel device without a port would deliver the inner packet with the
+ * mark of the outer packet.
  */
 static __always_inline bool is_tunnel_packet(const struct sl_packet *p)
 {

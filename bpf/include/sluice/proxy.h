@@ -7,18 +7,19 @@
  * Which proxies run, and how endpoints share the queue to a proxy.
  *
  * A proxy is unavailable if its lease has ended: then the datapath changes sl_proxy. A late
- * heartbeat proves less: a process that gets little CPU time misses it. It only counts where
- * packets may pass without the proxy; elsewhere packets wait in the queue.
+ * heartbeat is a weaker sign: a process that gets little CPU time sends it late. Therefore it only
+ * counts for rules that let packets pass without the proxy; packets of other rules wait in the
+ * queue.
  *
- * TCP segments go to the sockets of the proxy namespace. They end connections, and the heartbeat
- * does not count for them: a connection must not change between the proxy and its server. If the
- * lease has ended, connections wait in the backlog for some seconds; then the datapath marks the
- * namespace as away, and new connections are dropped. Segments still enter it, so that its stack
- * resets the connections that the proxy has left.
+ * TCP segments go to sockets in the proxy namespace, where the proxy ends the client's connection.
+ * The heartbeat does not count for TCP, because a connection cannot change from the proxy to its
+ * server. If the lease has ended, connections wait in the backlog for some seconds; then the
+ * datapath marks the namespace as away, and new connections are dropped. Segments of existing
+ * connections still enter the namespace, so that its stack resets connections without a proxy.
  *
  * One half of the queue's share of a window is common. Of the other half, each of the n endpoints
- * that sent in this window or in the last one is guaranteed 1/n. A window ends with a heartbeat
- * instead of a time: while the proxy is stopped, its queue does not fill up.
+ * that sent in this window or in the last one is guaranteed 1/n. A window ends with a heartbeat and
+ * not after a time: so the queue of a stopped proxy does not fill up.
  */
 
 #include <bpf/bpf_helpers.h>

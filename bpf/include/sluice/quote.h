@@ -5,11 +5,11 @@
 
 /*
  * ICMP errors about packets whose addresses a service has changed. The quoted packet is changed
- * back to what the error's receiver had sent, in the same steps as packets: the ingress hook
- * changes the error's destination and the quoted source. The egress hook changes the quoted
- * destination; it also changes the error's source if that is the quoted destination, or if the
- * receiver does not know it. The quoted checksum of TCP or UDP is not changed: the quoted packet
- * is truncated, so the checksum cannot be verified.
+ * back to the packet that the error's receiver had sent, at the same hooks as other packets: the
+ * ingress hook changes the error's destination and the quoted source. The egress hook changes the
+ * quoted destination; it also changes the error's source if that is the quoted destination, or if
+ * the receiver does not know it. The quoted checksum of TCP or UDP is not changed: the quoted
+ * packet is truncated, so the checksum cannot be verified.
  */
 
 #include <linux/in6.h>
@@ -68,8 +68,9 @@ static __always_inline bool read_quote6(struct __sk_buff *skb, const struct sl_p
 	return true;
 }
 
-/* Reads the quoted packet. False if the error's receiver did not send it, or if its protocol has
- * no ports.
+/*
+ * Reads the quoted packet. False if the error's receiver did not send the quoted packet, or if its
+ * protocol has no ports.
  */
 static __always_inline bool read_quote(struct __sk_buff *skb, const struct sl_packet *p,
 				       struct sl_quote *q)
@@ -163,9 +164,8 @@ static __always_inline enum sl_reason check_origin(struct __sk_buff *skb, struct
 }
 
 /*
- * Sends an error to the original source of the quoted packet, before that was translated.
- * SL_CONTINUE: the error is not about a translated packet. On success the packet is left to the
- * stack.
+ * Sends an error on to the sender of the quoted packet, whose source was translated. SL_CONTINUE:
+ * the error is not about such a packet. On success the packet is left to the stack.
  */
 __noinline enum sl_reason restore_error(struct __sk_buff *skb, struct sl_packet *p)
 {

@@ -20,7 +20,7 @@ static __always_inline struct sl_rate *rate_at(__u32 at, __u64 now)
 	struct sl_rate *rate = bpf_map_lookup_elem(&sl_rate, &at);
 
 	if (rate && now - rate->since >= SL_RATE_WINDOW) {
-		/* in a skipped window no endpoint took any */
+		/* if a whole second was skipped, no endpoint has used the rate in the last one */
 		rate->last_takers = now - rate->since < 2ULL * SL_RATE_WINDOW ? rate->takers : 0;
 		rate->since = now;
 		rate->given = 0;

@@ -5,10 +5,10 @@
 
 /*
  * Packets that a rule redirects to a proxy. Datagrams leave by the proxy's TAP device. The proxy
- * reads them, and sends them on when it has evaluated them: sluice_from_tap receives those. TCP
- * segments leave by a device whose other end is in the proxy namespace. There, sockets of the proxy
- * end the connection, and open another one to the server, with the same addresses and ports. The
- * segments of these sockets arrive at sluice_from_tap, too.
+ * reads them, and sends the allowed ones on; sluice_from_tap receives these. TCP segments leave by
+ * a device whose other end is in the proxy namespace. There, sockets of the proxy end the
+ * connection, and open another one to the server, with the same addresses and ports. The segments
+ * of these sockets arrive at sluice_from_tap, too.
  *
  * A packet of a local pod, of either direction, is redirected by sluice_from_pod, before the stack
  * can see it, and comes back to sluice_from_pod. Answers from elsewhere are redirected by the
@@ -27,7 +27,7 @@
 #include <sluice/rewrite.h>
 #include <sluice/tag.h>
 
-/* Whether the packet has to be held by a proxy. Only egress rules of local pods redirect. */
+/* Whether a proxy must hold the packet. Only egress rules of local pods redirect. */
 static __always_inline bool is_redirected(const struct sl_packet *p)
 {
 	return unlikely(p->egress.redirects == SL_REDIRECTS_TO_PROXY);
@@ -116,9 +116,8 @@ static __always_inline enum sl_reason find_proxy(const struct sl_packet *p, __u3
 	return SL_CONTINUE;
 }
 
-/* Sends the packet to the proxy. Must be called from the program itself: the stack below admit is
- * exhausted.
- */
+/* Sends the packet to the proxy. Called by the main function of a program only: below admit, the
+ * call stack is exhausted. */
 __noinline enum sl_reason give_to_proxy(struct __sk_buff *skb, struct sl_packet *p, __u32 *ifindex)
 {
 	struct sl_tag tag = { .local = 2, .version = SL_TAG_VERSION, .local2 = 2 };

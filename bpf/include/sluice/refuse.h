@@ -32,8 +32,9 @@ enum sl_answer_kind {
 };
 
 /*
- * Answers per CPU and second: all pods share one such rate. Senders outside have two, because
- * anybody can cause refusals, which must not use up the errors from which clients learn the MTU.
+ * Answers per CPU and second: all pods share one such rate. Outside senders have two: anybody can
+ * cause refusals, and these must not use up the rate of the errors from which clients learn the
+ * MTU.
  */
 #define SL_ANSWER_RATE 1000
 

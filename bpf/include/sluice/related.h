@@ -4,11 +4,11 @@
 #define SLUICE_RELATED_H
 
 /*
- * An ICMP error quotes the packet that it is about. An error about a connection of its receiver
- * is related to that connection. Any router may send one, but a local pod is not a router: it may
- * only send errors about packets that were sent to itself. All other errors from pods are
- * dropped, whatever their policy. Otherwise the receiver would trust them: by quoting a packet of
- * the node, a pod could lower the path MTU of the node and of all packets that it forwards.
+ * An ICMP error quotes the packet that it is about. An error about a connection of its receiver is
+ * related to that connection. Any router may send one, but a local pod is not a router: it may only
+ * send errors about packets that were sent to itself. All other errors from pods are dropped,
+ * whatever their policy. The receiver would trust such an error: by quoting a packet of the node, a
+ * pod could lower the path MTU of the node and of all packets that the node forwards.
  */
 
 #include <linux/ip.h>
@@ -55,8 +55,9 @@ static __always_inline bool is_too_big(const struct sl_packet *p)
 #define SL_TOO_BIG_RATE 100
 
 /*
- * Copies a part of the quoted packet. Bytes after the end of the IP packet do not count: the
- * receiver never sees them, and in a fragmented error the next fragment supplies others.
+ * Copies a part of the quoted packet. Bytes of the frame after the end of the IP packet do not
+ * count: the receiver never sees them, and if the error is fragmented, the next fragment supplies
+ * other bytes in their place.
  */
 static __always_inline bool quoted(struct __sk_buff *skb, const struct sl_packet *p, __u32 at,
 				   void *to, __u32 bytes)
@@ -106,10 +107,10 @@ static __always_inline __u32 quoted_epochs(const struct sl_ct *ct, const __u8 *s
 }
 
 /*
- * Finds the quoted connection, and the address epochs of its ends. Its key replaces the error's
- * own key in the cell. *forged is set if the receiver of the error did not send the quoted
- * packet, or if a pod sends the error and did not receive that packet. It is also set if the
- * quoted packet is too short to tell.
+ * Finds the quoted connection, and the address epochs of its ends. Its key replaces the error's own
+ * key in the cell. Sets *forged in three cases: the receiver of the error did not send the quoted
+ * packet; a pod sends the error but did not receive the quoted packet; or the quoted packet is too
+ * short to tell.
  */
 static __always_inline struct sl_ct *quoted4(struct __sk_buff *skb, struct sl_packet *p,
 					     __u32 *addr_epochs, bool *forged)
@@ -163,7 +164,7 @@ static __always_inline struct sl_ct *quoted6(struct __sk_buff *skb, struct sl_pa
 		return NULL;
 	*forged = false;
 	at += sizeof(struct ipv6hdr);
-	/* a packet that exceeded the MTU of the next link may have been a fragment */
+	/* a packet that exceeded the MTU of the next link may have become a fragment */
 	if (next == SL_EXT_FRAGMENT) {
 		if (!quoted(skb, p, at, ext, sizeof(ext)) || ext[2] || ext[3] & 0xf8)
 			return NULL;
@@ -189,7 +190,8 @@ enum sl_relation {
 	SL_UNRELATED = 0, /* an unknown connection, or one that is no longer allowed */
 	SL_RELATED = 1, /* a connection of its receiver */
 	SL_RELATED_VIA_STACK = 2, /* a connection that the host's stack forwards */
-	/* a packet that its receiver did not send, or that the pod did not receive */
+	/* the error's receiver did not send the quoted packet, or the pod that sends the error did
+	 * not receive it */
 	SL_FORGED = 3,
 };
 

@@ -140,9 +140,9 @@ static __always_inline long send_to_hop(const struct sl_packet *p, const struct 
 }
 
 /*
- * Sends by the routes of the main table, with their next hop; without a next hop the kernel would
+ * Sends by the routes of the main table, with their next hop; without a next hop, the kernel would
  * treat any destination as a neighbour. Routing rules are bypassed, because the rule against
- * unmarked packets would drop it.
+ * unmarked packets would drop the packet.
  */
 static __always_inline long send_by_routes(struct __sk_buff *skb, const struct sl_packet *p)
 {
@@ -178,7 +178,7 @@ static __always_inline enum sl_reason send_in_tunnel(struct __sk_buff *skb, stru
 {
 	enum sl_reason reason;
 
-	/* the kernel has to make the outer packets' checksums, or fragments of them */
+	/* the kernel has to compute the checksums of the outer packets, or to fragment them */
 	if (SL_PROGRAM == SL_PROGRAM_FROM_POD && cfg_direct_port &&
 	    !(way_flags(way) & (SL_WAY_UNDERLAY6 | SL_WAY_PIECES))) {
 		switch (send_direct(skb, p)) {

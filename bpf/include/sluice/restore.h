@@ -74,11 +74,12 @@ static __noinline __u32 socket_state(struct __sk_buff *skb, const struct sl_pack
 
 /*
  * Whether the packet looks like an answer whose claim was evicted: it is from a pod of another
- * node, does not begin a connection, goes to a port for answers, and no socket of the node
- * matches. The stack would reset the connection. If the packet is dropped instead, the backend
- * retransmits, and the client's next packet restores the claim. Connections that other components
- * translate have no socket either: packets from outside, and packets that nf_conntrack knows, are
- * left to the stack. So is UDP, whose first packet looks like an answer.
+ * node, does not begin a connection, goes to a port for answers, and no socket of the node matches.
+ * The stack would reset the connection. If the packet is dropped instead, the backend retransmits,
+ * and the client's next packet restores the claim. Connections that other components translate have
+ * no socket either, so packets from outside, and packets that nf_conntrack knows, are left to the
+ * stack. UDP packets are left to the stack, too, because the first packet of a UDP flow looks like
+ * an answer.
  */
 static __always_inline bool has_no_nat_entry(struct __sk_buff *skb, const struct sl_packet *p)
 {

@@ -82,8 +82,9 @@ static __always_inline long insert_revoked(const struct sl_packet *p, __u32 flag
 }
 
 /*
- * Stops picking up connections of this endpoint until the collector clears the flag, because a
- * revoked connection could not be recorded: only its entry knows about it.
+ * Makes this endpoint pick up no connections until the collector clears the flag: a revoked
+ * connection could not be recorded, so only its conntrack entry tells that it was revoked, and that
+ * may be evicted.
  */
 static __always_inline void stop_pick_up(__u16 slot)
 {
@@ -109,9 +110,9 @@ static __always_inline __u16 denied_by(const struct sl_packet *p)
 }
 
 /*
- * Records the connection of the packet, which was denied. If the share of the endpoint whose
- * policy denied it is used up, that endpoint picks up no connections for a while. It is an end of
- * this connection, so its flag is enough.
+ * Records the connection of the packet, which was denied. If the share of the endpoint whose policy
+ * denied it is used up, that endpoint picks up no connections for a while. The endpoint is an end
+ * of this connection, so its own flag is enough.
  */
 __noinline int remember_revoked(const struct sl_packet *p, __u32 flags)
 {
@@ -127,7 +128,8 @@ __noinline int remember_revoked(const struct sl_packet *p, __u32 flags)
 		*(volatile __u32 *)&known->last_s = now_seconds();
 		return 0;
 	}
-	/* a record of an earlier connection with these ports: values are written only once */
+	/* the record belongs to an earlier connection with these ports; it is deleted, because
+	 * values are written only once */
 	if (known)
 		forget_revoked(p);
 	slot = denied_by(p);

@@ -4,9 +4,9 @@
 #define SLUICE_REWRITE_H
 
 /*
- * Rewrites the frame of a translated packet: its destination on the way to the backend, its
- * source on the way back. This happens on delivery, after the last check that may hand the packet
- * to the stack, so that an error from the stack quotes what the sender knows.
+ * Rewrites the frame of a translated packet: its destination on the way to the backend, its source
+ * on the way back. This happens on delivery, after the last check that may hand the packet to the
+ * stack, so that an error from the stack quotes the addresses that the sender knows.
  */
 
 #include <linux/if_ether.h>
@@ -86,8 +86,9 @@ static __always_inline __be16 checksum_after(__be16 check, __be32 old, __be32 ne
 
 /*
  * Writes one end of a packet with ports into its frame; 0 on success. Address and port need
- * separate calls for the transport checksum: if the hardware is to complete the checksum, the
- * field only covers the addresses. Changes in the IP header itself cancel out.
+ * separate calls for the transport checksum: if the hardware completes the checksum
+ * (CHECKSUM_PARTIAL), the field only covers the addresses. Changes within the IP header cancel out,
+ * because its own checksum changes, too.
  */
 static __always_inline long rewrite_ports4(struct __sk_buff *skb, const struct sl_end *to,
 					   __u32 check, __u64 flags)
@@ -182,8 +183,9 @@ static __always_inline long rewrite_port(struct __sk_buff *skb, const struct sl_
 }
 
 /*
- * Writes one end of the packet into its frame; 0 on success. Global, because the verifier walks a
- * static function once for each state of its callers: a tenth of all programs.
+ * Writes one end of the packet into its frame; 0 on success. It is global, because the verifier
+ * would walk a static function once for each state of its callers: a tenth of the instructions of
+ * all programs.
  */
 __noinline int rewrite_end(struct __sk_buff *skb, const struct sl_packet *p,
 			   const struct sl_end *to)
@@ -249,7 +251,7 @@ static __always_inline int rewrite_source(struct __sk_buff *skb, const struct sl
 	return rewrite_end(skb, p, &from);
 }
 
-/* Rewrites the frame as its receiver needs it. */
+/* Rewrites the frame for its receiver: the destination of a request, or the source of an answer. */
 __noinline int rewrite(struct __sk_buff *skb, struct sl_packet *p)
 {
 	if (!p)

@@ -10,8 +10,8 @@
  *   TCP, not proven  a quarter: a ring of keys. A new connection takes the next position,
  *                    and the entry of the key there is deleted.
  *   UDP, ICMP echo   a quarter, likewise. An entry that was used since the last round of
- *                    the ring is skipped. If that holds for SL_RING_TRIES positions, the
- *                    least recently used entry is replaced.
+ *                    the ring is skipped. If SL_RING_TRIES positions in a row have such
+ *                    entries, the least recently used entry is replaced.
  *   TCP, proven      half: the responder has continued after the handshake. While more than
  *                    half of this part is in use, the senders of one bucket may have an
  *                    eighth of it. A connection that exceeds this stays in the ring.
@@ -54,9 +54,8 @@ static __always_inline bool is_at_position(const struct sl_ct *ct, __u32 at)
 	return flags & SL_CT_IN_RING && (!position || position == position_of(at));
 }
 
-/* The time for which the entry at a position was not used, in seconds; SL_RING_FREE: there is no
- * entry, or it was not used since the last round.
- */
+/* For how many seconds the entry at a position was not used. SL_RING_FREE: the position has no
+ * entry, or its entry was not used since the last round. */
 static __always_inline __u32 idle_at(const struct sl_ct *ct, __u32 at, __u32 *seen)
 {
 	__u32 last, now = now_seconds(), was = *seen;
@@ -162,7 +161,7 @@ __noinline int join_ring(struct sl_packet *p)
 	return six ? enter_ring6(p, at) : enter_ring4(p, at);
 }
 
-/* Whether the part for proven connections has capacity for the packet's connection. */
+/* Whether the part for proven connections has capacity for this connection. */
 __noinline int prove(struct sl_packet *p)
 {
 	__u32 six, part, *all, *own, sender;

@@ -17,7 +17,8 @@
 #include <sluice/maps.h>
 #include <sluice/service_maps.h>
 
-/* The maximum number of choices for one connection: a chosen backend may just have been removed. */
+/* How often a backend is chosen for one connection at most: a chosen backend may just have been
+ * removed. */
 #define SL_SERVICE_TRIES 3
 
 /* The choice of one backend. It is on the stack of the calling program. */
@@ -139,9 +140,8 @@ static __always_inline bool read_backend(struct sl_choice *c, __u32 number)
 	return (__u8)(word >> 48) == SL_BE_ACTIVE;
 }
 
-/* The host's sockets, which may have many addresses or none, count as one client without an
- * address.
- */
+/* The host may have many addresses or none, so all its sockets count as one client, without an
+ * address. */
 static __always_inline bool has_address(const struct sl_choice *c)
 {
 	const __u64 *client = (const __u64 *)c->client;
@@ -169,7 +169,9 @@ __noinline int is_source(const struct sl_choice *c)
 	return bpf_map_lookup_elem(&sl_src6, &key) != NULL;
 }
 
-/* Mixes a number whose neighbours are in use, too, such as a cookie. */
+/*
+ * Mixes the bits of a number, such as a cookie, so that consecutive numbers give unrelated results.
+ */
 static __always_inline __u64 scramble(__u64 x)
 {
 	x ^= x >> 33;

@@ -20,7 +20,7 @@
 
 #define SL_MAX_FRONTENDS 65536 /* per family */
 #define SL_MAX_FRONTS 65536
-/* Nine tenths of the backends are usable, 280,000. A port of a Service has up to two lists. */
+/* Nine tenths of the backends, 280,000, are usable. A port of a Service has up to two lists. */
 #define SL_MAX_BACKENDS 311296 /* per family */
 #define SL_MAX_MEMBERS 622592
 #define SL_MAX_NAMESPACES 8192

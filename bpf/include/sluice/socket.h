@@ -4,8 +4,8 @@
 #define SLUICE_SOCKET_H
 
 /*
- * Sockets at their cgroup hooks: the endpoint that a socket belongs to, the address of a call,
- * the translations that a socket remembers, and how a call is refused.
+ * Sockets at their cgroup hooks: the endpoint that a socket belongs to, the address in a call, the
+ * translations that a socket remembers, and how a call is refused.
  *
  * These programs run in process context, so they only use the stack and the socket's local
  * storage, never per-CPU memory. All of them run with the socket locked.
@@ -260,8 +260,8 @@ static __always_inline bool remember(struct bpf_sock_addr *ctx, const struct sl_
 }
 
 /*
- * Remembers the translation of a subflow for its MPTCP socket, too: connect runs the program for
- * the subflow, getpeername runs it for the process's socket.
+ * Remembers the translation of an MPTCP subflow for its MPTCP socket, too: connect runs the program
+ * for the subflow, but getpeername runs it for the socket of the process.
  */
 static __always_inline void remember_mptcp(struct bpf_sock_addr *ctx, const struct sl_choice *c,
 					   const __u8 *asked, __u16 asked_port)

@@ -35,7 +35,7 @@ static __always_inline enum sl_reason open_transit(struct sl_packet *p)
 	struct sl_ct *ct = &p->entry;
 	long err;
 
-	/* in mid-stream, after the entry was evicted */
+	/* a connection in mid-stream whose entry was evicted */
 	if (p->proto == SL_TCP && !begins(p) &&
 	    (p->tcp_flags & (SL_TCP_SYN | SL_TCP_ACK)) != SL_TCP_ACK)
 		return SL_REASON_CONNECTION_INVALID;
@@ -101,8 +101,8 @@ __noinline enum sl_reason follow_transit(struct sl_packet *p)
 }
 
 /*
- * A client sends to the backend of a service, from a port that it may have used for the service:
- * the answers come from the backend's own address. The latest requested address of a UDP port
+ * A client sends directly to a backend, from a port that it may have used for the service before.
+ * The answers must come from the backend's own address. The latest requested address of a UDP port
  * applies, as in asked.h; a TCP connection must have ended.
  */
 __noinline int leave_transit(struct sl_packet *p)
@@ -133,7 +133,7 @@ static __always_inline __u16 source_place(const struct sl_packet *p)
 	return local ? (__u16)(READ_ONCE(local->way6) >> 16 * (at + (p->family == 6))) : 0;
 }
 
-/* Whether the connection still has its source, or has claimed it again after an eviction. */
+/* Whether the connection still has its source port, or has claimed it again after an eviction. */
 static __always_inline bool hold_claim(struct sl_packet *p, const struct sl_end *from)
 {
 	struct sl_xl *xl;
@@ -170,19 +170,19 @@ __noinline enum sl_reason claim_source(struct __sk_buff *skb, struct sl_packet *
 	word = (__u64 *)&ct->nat_port;
 	old = READ_ONCE(*word);
 	new = (old & ~0xffffffffULL) | (__u64)place << 16 | from.port;
-	/* if another CPU was faster, it has claimed the same port, because its search starts at
-	 * the same hash
-	 */
+	/* If another CPU was faster, it has claimed the same port, because its search starts at the
+	 * same hash. */
 	if (!(__u32)old)
 		__sync_val_compare_and_swap(word, old, new);
 	return SL_CONTINUE;
 }
 
 /*
- * The source that the connection has claimed; the claim is renewed once a second. If the claim
- * was evicted or replaced, another connection may have the port now. Then a UDP flow claims
- * another port; so does a TCP connection that has not got beyond its SYN, because its backend has
- * not answered or sees a new connection. Any other connection has lost its backend.
+ * The source that the connection has claimed; the claim is renewed once a second. If the claim was
+ * evicted or replaced, another connection may have the port now. Then a UDP flow claims another
+ * port. So does a TCP connection with no more than a SYN: its backend has not answered yet, or sees
+ * a new connection. For any other TCP connection, the backend would not recognise the new source,
+ * so the connection is lost.
  */
 static __always_inline enum sl_reason claimed_source(struct __sk_buff *skb, struct sl_packet *p,
 						     struct sl_ct *ct, struct sl_end *from)
@@ -282,8 +282,8 @@ __noinline enum sl_reason translate_error(struct __sk_buff *skb, struct sl_packe
 }
 
 /*
- * Stores a copy of the claim's and the entry's translation with the first answer of a connection
- * in transit: either may be evicted, and the backend may be the next to send.
+ * With the first answer of a connection in transit, stores copies of its claim and of its entry's
+ * translation: claim or entry may be evicted, and the backend may be the next to send.
  */
 __noinline int remember_transit(struct sl_packet *p)
 {
@@ -329,10 +329,10 @@ static __always_inline enum sl_reason answer_without_entry(struct __sk_buff *skb
 {
 	struct sl_end from = { .source = 1 };
 
-	/* inline, because the host's own packets come here, too */
+	/* inline, because every packet that the host itself sends runs this check */
 	if (likely(!may_have_port(SL_COUNT_ANSWERED, p->sport)) || begins(p) || !find_answers(p))
 		return SL_CONTINUE;
-	/* a socket of the node accepts a direct connection from the same port of the client */
+	/* a socket of the node has accepted a direct connection from the same port of the client */
 	if (accepts(p) && !is_forwarded(skb, p)) {
 		delete_answer(false, p->family, SL_XL_ANSWERS);
 		return SL_CONTINUE;

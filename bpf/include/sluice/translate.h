@@ -4,12 +4,11 @@
 #define SLUICE_TRANSLATE_H
 
 /*
- * Services for packets: from pods without socket hooks, of protocols without socket hooks, and
- * from clients outside the node. If a packet's connection is unknown and its destination is a
- * service, it is evaluated as a packet to the backend; the rest of the program only sees the
- * backend. The choice is stored in a map (find_translation), with the untranslated packet as key,
- * because the list may have changed when the next packet arrives. The frame itself is rewritten
- * on delivery; see rewrite.h.
+ * Services for packets: from pods without socket hooks, of protocols without socket hooks, and from
+ * clients outside the node. A packet to a service whose connection is unknown is evaluated as a
+ * packet to the backend; the rest of the program only sees the backend. The choice is stored in a
+ * map (find_translation), with the untranslated packet as key, because the list may have changed
+ * when the next packet arrives. The frame itself is rewritten on delivery; see rewrite.h.
  */
 
 #include <sluice/affinity.h>
@@ -181,7 +180,8 @@ static __always_inline struct sl_xl *find_requested(struct sl_packet *p)
 	return xl;
 }
 
-/* Redirects the packet to an address: from here on, it is treated as a packet to that. */
+/* Redirects the packet to an address: from here on, the program treats it as a packet to that
+ * address. */
 static __always_inline void redirect_to(struct sl_packet *p, const __u8 *addr, __u16 port,
 					__u32 front, __u8 kind)
 {
@@ -194,8 +194,8 @@ static __always_inline void redirect_to(struct sl_packet *p, const __u8 *addr, _
 }
 
 /*
- * Whether an earlier choice is still valid. A connection keeps its backend while it lives. UDP
- * has no end of connection, so it leaves a backend that was removed and a service without
+ * Whether an earlier choice is still valid. A connection keeps its backend while it lives. A UDP
+ * flow has no end. So it loses its choice if the backend was removed, or if the service has no
  * backends.
  */
 static __always_inline bool leads_on(const struct sl_packet *p, const struct sl_xl *xl)
@@ -314,10 +314,10 @@ static __always_inline bool is_hairpin_address(const __u8 *addr, __u8 family)
 }
 
 /*
- * Whether the connection from the sender's port to the backend is another one: a direct
- * connection, or one through another service. Their answers would be indistinguishable. A
- * connection through a removed service does not count. A UDP port that has been idle belongs to
- * its current user: a client does not alternate between two sockets on one port.
+ * Whether the connection from the sender's port to the backend is another one: a direct connection,
+ * or one through another service. Their answers would be indistinguishable. A connection through a
+ * removed service does not count. An idle UDP port may be used for another service: a client does
+ * not alternate between two sockets on one port.
  */
 static __always_inline bool is_other(const struct sl_packet *p, const struct sl_choice *c,
 				     const struct sl_ct *ct)
@@ -351,7 +351,7 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 
 	p->unknown = 0;
 	p->renews = 0;
-	/* the client itself: both directions would have the same key */
+	/* the backend is the client itself: both directions would have the same key */
 	if (SL_FROM_OUTSIDE && c->port == p->sport && equal16(c->addr, p->src))
 		return true;
 	if (p->proto != SL_UDP && !begins(p))
@@ -361,7 +361,7 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	if (SL_FROM_OUTSIDE)
 		p->zone = zone_to_backend(p);
 	write_key(p);
-	/* no takeover from the previous version here, because the call stack is exhausted */
+	/* does not look in the previous version's maps, because the call stack is exhausted */
 	ct = look_up_connection(p);
 	p->zone = SL_ZONE_POD;
 	p->unknown = !ct && !cfg_previous;
@@ -369,7 +369,7 @@ static __always_inline bool is_in_use(struct sl_packet *p, const struct sl_choic
 	return ct && !has_ended(READ_ONCE(ct->flags)) && (is_reply(p, ct) || is_other(p, c, ct));
 }
 
-/* The backend of the next member to try; 0 if it has none. */
+/* The backend of the next member to try; 0 if no member is left. */
 static __always_inline __u32 next_member(struct sl_choice *c, __u64 list)
 {
 	if (list_count(list) <= SL_RENDEZVOUS)
@@ -480,9 +480,9 @@ static __always_inline bool may_have_copy(const struct sl_packet *p)
 }
 
 /*
- * Redirects a packet whose translation was lost to the backend of the translation's copy, which
- * has answered. The service's list may have changed since, so a new choice could be another
- * backend. The translation is stored again once the packet is allowed.
+ * Redirects a packet whose translation was lost to the backend of the translation's copy, which has
+ * answered. The service's list may have changed since, so a new choice could be another backend.
+ * Once the packet is allowed, the translation is stored again.
  */
 __noinline int follow_copy(struct sl_packet *p)
 {
@@ -505,8 +505,9 @@ __noinline int follow_copy(struct sl_packet *p)
 
 /*
  * Chooses a backend if the packet requests a service and is not an answer to a connection of the
- * node. A pod's connection continues after its service was removed, as it does with its
- * translation. From outside most packets request no service, and a lookup would slow them down.
+ * node. A pod's connection that has lost its translation continues from the copy even after its
+ * service was removed. For packets from outside there is no such lookup: most request no service,
+ * and the lookup would slow them down.
  */
 static __always_inline enum sl_reason ask_service(struct __sk_buff *skb, struct sl_packet *p)
 {
@@ -584,8 +585,8 @@ static __always_inline int take_translations(const struct sl_packet *p, __u32 sl
 }
 
 /*
- * Reserves an entry for a record or a copy, which a connection only needs if it loses another
- * entry; 0: the endpoint may soon need the rest of its share for new connections.
+ * Reserves an entry for a record or a copy, which a connection only needs if another of its entries
+ * is evicted; 0: the rest of the endpoint's share is kept for new connections.
  */
 static __always_inline int take_spare_translation(const struct sl_packet *p, __u32 slot)
 {
@@ -593,8 +594,8 @@ static __always_inline int take_spare_translation(const struct sl_packet *p, __u
 }
 
 /*
- * Whether a packet with an existing translation begins another connection on its port, so that
- * the translation has to be charged again. Otherwise it is a retransmission. Hairpins have no
+ * Whether a packet with an existing translation begins another connection on its port, so that the
+ * translation has to be charged again. Otherwise the packet is a retransmission. Hairpins have no
  * connection that could end.
  */
 static __always_inline bool counts_anew(const struct sl_packet *p)
@@ -603,8 +604,9 @@ static __always_inline bool counts_anew(const struct sl_packet *p)
 }
 
 /*
- * Deletes a copy that an earlier use of the port has left, if no first answer will replace it: the
- * packet repeats the first packet of an open connection, or is a hairpin.
+ * Deletes a copy that an earlier use of the port has left, in the two cases in which no first
+ * answer will replace it: the packet repeats the first packet of an open connection, or is a
+ * hairpin.
  */
 static __always_inline void forget_other_copy(struct sl_packet *p)
 {

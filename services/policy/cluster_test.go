@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// TestStateOfAnotherClusterHasNewEndpointsWait starts on a machine that was part of another cluster: new endpoints
-// wait.
+// TestStateOfAnotherClusterHasNewEndpointsWait: a machine was moved from another cluster and still has the policies
+// of that cluster. New endpoints wait until the policies of the new cluster are listed.
 func TestStateOfAnotherClusterHasNewEndpointsWait(t *testing.T) {
 	dir := t.TempDir()
 	away := errors.New("connection refused")

@@ -49,9 +49,9 @@ type KubernetesConfig struct {
 	Status        StatusConfig `config:"status"`
 }
 
-// StatusConfig remains from versions in which sluice-policy wrote the status of policies; sluice-controller does so
-// now. The Kubernetes manifests of those versions set Write for a separate process. That process must not start as the
-// policy service of a node.
+// StatusConfig exists only for configurations of earlier versions, in which sluice-policy wrote the status of
+// policies. Now sluice-controller writes the status. The Kubernetes manifests of those versions set Write for a
+// separate process. That process must not start as the policy service of a node.
 type StatusConfig struct {
 	Write bool `config:"write" help:"refused: sluice-controller writes the status of policies"`
 }
@@ -80,7 +80,8 @@ type LimitsConfig struct {
 type DNSConfig struct {
 	Proxy bool   `config:"proxy" help:"sluice-dns evaluates DNS rules, and learns addresses from answers"`
 	Away  string `config:"away" help:"DNS queries for restricted names while sluice-dns is unavailable: drop or pass"`
-	// Implicit is off by default, because it passes queries through sluice-dns that no policy names.
+	// Implicit is off by default, because it redirects queries to sluice-dns although no policy has a DNS rule for
+	// them.
 	Implicit bool `config:"implicit" help:"pods with toFQDNs and no DNS rule: sluice-dns learns from what rules allow at port 53"`
 }
 
@@ -198,7 +199,7 @@ func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 }
 
 // files returns the files that the service opens after startup: its state, and the manifests. The directory of the
-// manifests may be a symbolic link that is replaced, or may be created later.
+// manifests may be a symbolic link that later points elsewhere, or may not exist yet.
 func (c *Config) files() sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
 	if dir := c.Sources.Directory; dir != "" {

@@ -28,7 +28,8 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	}
 }
 
-// TestStatusIsNotWrittenHere: a process started with the manifests of an earlier version must not serve a node.
+// TestStatusIsNotWrittenHere: a process that was started with the Kubernetes manifests of an earlier version, which
+// set status.write, must not run as the policy service of a node.
 func TestStatusIsNotWrittenHere(t *testing.T) {
 	c := defaults(instance.Paths{RunDir: "/run/sluice", StateDir: "/var/lib/sluice"})
 	c.Kubernetes.API, c.Kubernetes.Status.Write = []string{"https://192.0.2.1:6443"}, true

@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source/kubernetes"
 )
 
-// loadGCPercent is the GC percentage while the state is loaded. With the usual 50, collections take a third of the
-// time; with a higher value than this, long-lived objects are scattered among garbage.
+// loadGCPercent is the GC percentage while the state is loaded. With the usual value of 50, garbage collection takes
+// a third of the time. With a value above 100, long-lived objects are scattered among garbage.
 const loadGCPercent = 100
 
 func main() {
@@ -56,7 +56,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	var o *owner.Owner
 	set := tenants.WithoutKubernetes(cfg.Shares.Settings())
 	if cfg.Kubernetes.Enabled() {
-		set = tenants.New(cfg.Shares.Settings(), func() { o.TenantsChanged() }) // once Follow runs
+		set = tenants.New(cfg.Shares.Settings(), func() { o.TenantsChanged() }) // called once Follow runs
 	}
 	var api *kube.Client
 	if cfg.Kubernetes.Enabled() {
@@ -71,7 +71,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 	}
 	loaded, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
-		// Nearly all objects that are allocated in this phase are either kept or become garbage at its end.
+		// Nearly all objects that are allocated while the state is loaded are either kept, or become garbage only at
+		// the end.
 		defer debug.SetGCPercent(debug.SetGCPercent(loadGCPercent))
 		return owner.New(cfg.owner(p.Log, set), cfg.StateDir, sources)
 	})

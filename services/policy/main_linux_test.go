@@ -82,7 +82,7 @@ func serveRegistry(t *testing.T, socket string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		srv.Serve(l) //nolint:errcheck // it ends when the test does
+		srv.Serve(l) //nolint:errcheck // the server ends with the test
 	}()
 	t.Cleanup(func() { srv.Stop(); <-done })
 }
@@ -137,14 +137,15 @@ func (p *proc) synced(name string) {
 	})
 }
 
-// allowPort returns a policy that allows web to connect to db on a port; the rest is a comment.
+// allowPort returns a policy that allows web to connect to db on a port. A comment pads the policy to the given size.
 func allowPort(port int, size int) []byte {
 	return fmt.Appendf(nil, "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db, namespace: shop}\nspec:\n"+
 		"  podSelector: {matchLabels: {app: db}}\n  ingress:\n  - from: [{podSelector: {matchLabels: {app: web}}}]\n    ports: [{protocol: TCP, port: %d}]\n# %s\n",
 		port, strings.Repeat("x", size))
 }
 
-// allowInParts allows two ports, with the first and the last policy of a change that the journal writes in parts.
+// allowInParts returns a change that allows two ports: one by its first policy and one by its last. The journal
+// writes a change of this size in parts.
 func allowInParts(port int) []byte {
 	var b strings.Builder
 	b.Write(allowPort(port, 0))
@@ -265,8 +266,8 @@ func TestKernelRestartServesTheSameBeforeAnySourceAnswers(t *testing.T) {
 	}
 	p.Kill()
 
-	// A policy whose file is missing when the source becomes readable is removed. A directory without any file would
-	// be read twice.
+	// A policy whose file is missing when the source becomes readable again is removed. The directory must not become
+	// empty, because an empty directory counts only after a second scan.
 	if err := os.Rename(filepath.Join(b.Dir, "away"), filepath.Join(b.Dir, "files")); err != nil {
 		t.Fatal(err)
 	}
@@ -338,7 +339,7 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 				return first == policyv1.Action_ACTION_ALLOW
 			}
 			_, revision := p.tables(301)
-			// The unanswered change is either complete or absent.
+			// The change that was not acknowledged is either complete or absent.
 			before, after := allows(port-1), allows(port)
 			if !(revision == answered && before && !after || revision == answered+1 && after && !before) || p.status().GetPolicies() != policies {
 				t.Errorf("%s: revision %d, last answered %d; %d is allowed: %v, %d: %v; %d policies, want %d", point, revision,
@@ -352,7 +353,7 @@ func TestKernelKilledAnywhereLosesNoAnsweredChange(t *testing.T) {
 				t.Errorf("%s: exit code %d\n%s", point, code, p.Log())
 			}
 		}
-		// The next iteration starts with both ports of the same change.
+		// The next iteration starts from a state with both ports of one change.
 		p := b.start()
 		port++
 		if answered, err = p.apply(allowInParts(port)); err != nil {

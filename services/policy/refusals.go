@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// unenforced returns a function for the report of this node. It lists the disk if it cannot be written, and the
-// policies that this node does not enforce as written, in the order of inTurns.
+// unenforced returns a function for the report of this node. The report contains the disk if it cannot be written,
+// and the policies that this node does not enforce as written, in the order of inTurns.
 func unenforced(
 	r *owner.Reader, dir string, tenant func(namespace string) shares.Tenant,
 ) func(context.Context) ([]identities.Refused, error) {
@@ -39,8 +39,8 @@ func unenforced(
 }
 
 // inTurns orders policies for a report, whose size is limited, so that the policies of one tenant do not displace the
-// policies of another. Policies are taken alternately from two groups: system with the labelled tenants, and the
-// namespaces without the label. Within a group, they are taken from each tenant in turn.
+// policies of another. The report takes policies alternately from two groups: the system with the labelled tenants,
+// and the namespaces without the label. Within a group, it takes one policy from each tenant in turn.
 func inTurns(keys []policy.Key, tenant func(namespace string) shares.Tenant) []policy.Key {
 	slices.SortFunc(keys, policy.Key.Compare)
 	of, turn := make(map[policy.Key]shares.Tenant, len(keys)), make(map[policy.Key]int, len(keys))

@@ -13,6 +13,7 @@ import (
 )
 
 // TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers: a report has space for about 75 policies with long reasons.
+// One tenant has more than that, and the policies of other tenants are reported nevertheless.
 func TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers(t *testing.T) {
 	tenants := shares.NewTenants(shares.Settings{})
 	tenants.Set("shop", map[string]string{shares.DefaultTenantLabel: "shop"})
@@ -20,7 +21,7 @@ func TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers(t *testing.T) {
 	for i := range 1000 {
 		keys = append(keys, policy.Key{Kind: "CiliumNetworkPolicy", Namespace: "evil", Name: fmt.Sprint("p", i)})
 	}
-	for i := range 500 { // namespaces that somebody made
+	for i := range 500 { // namespaces without the tenant label
 		keys = append(keys, policy.Key{Kind: "CiliumNetworkPolicy", Namespace: fmt.Sprint("a", i), Name: "p"})
 	}
 	for i := range 20 {

@@ -29,7 +29,8 @@ func stateDirs(own string) []string {
 	return all
 }
 
-// storage adds a disk that cannot be written, with the time since when, to the report of this node.
+// storage adds an entry to the report of this node when a disk cannot be written. The entry contains the time at
+// which the failure began.
 type storage struct {
 	dirs    []string                              // watched directories; some may not exist
 	failure func(context.Context) (string, error) // returns the owner's storage failure
@@ -47,7 +48,7 @@ func isFull(dir string) (bool, error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return false, err
 	}
-	// A file system that creates inodes on demand reports 0 of 0 inodes.
+	// A file system that creates inodes on demand reports a total of 0 inodes.
 	return st.Bavail*uint64(st.Bsize) < leastFree || st.Files > 0 && st.Ffree == 0, nil //nolint:gosec // a block's size
 }
 
@@ -69,7 +70,7 @@ func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 	case s.since.IsZero():
 		s.since = s.now()
 	}
-	if s.reason == "" { // keep the first reason, so that the report does not change all the time
+	if s.reason == "" { // keep the first reason, so that an unchanged failure does not change the report
 		s.reason = reason
 	}
 	text := fmt.Sprintf("since %s: %s", s.since.UTC().Format(time.RFC3339), s.reason)

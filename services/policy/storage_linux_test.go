@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestKernelFullDiskOfAnotherUserIsSeen uses a directory of another user on a separate disk, first without blocks and
-// then without inodes.
+// TestKernelFullDiskOfAnotherUserIsSeen: a directory of another user is on a separate disk that has no free blocks,
+// and then no free inodes. The report contains the full disk.
 func TestKernelFullDiskOfAnotherUserIsSeen(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Fatal("this test needs root, to mount small file systems")
@@ -51,7 +51,7 @@ func TestKernelFullDiskOfAnotherUserIsSeen(t *testing.T) {
 func asUser(uid uintptr, f func() error) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
 			done <- errno
 			return

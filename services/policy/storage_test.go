@@ -16,7 +16,7 @@ import (
 )
 
 // TestFullDiskIsInTheReportOfTheNode: one disk is full, a write fails on another, and later writes succeed again. The
-// report has the first reason and its time, and stays the same as long as the failure lasts.
+// report has the first reason and its time, and does not change while the failure lasts.
 func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
 	failure, fullDir, now := "", "", time.Unix(1e9, 0)
 	s := &storage{

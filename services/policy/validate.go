@@ -33,9 +33,9 @@ type note struct {
 	Text  string `json:"text"`
 }
 
-// validate checks the manifests on standard input as the service would with the settings that the flags give and
-// otherwise its default configuration. It needs no running service. `sluice policy validate` executes it, because only
-// this program knows the kinds. The exit code is 0 if verdicts were printed, whatever they are, and 2 otherwise.
+// validate checks the manifests on standard input in the same way as the service. It uses the settings in the flags,
+// and defaults for all others. It needs no running service. `sluice policy validate` executes it, because only this
+// program knows the kinds. The exit code is 0 if it printed verdicts, even negative ones, and 2 otherwise.
 func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("sluice-policy validate", flag.ContinueOnError)
 	flags.SetOutput(stderr)

@@ -111,7 +111,7 @@ func TestValidateChecksEveryDocument(t *testing.T) {
 	}
 	var out, errOut bytes.Buffer
 	misspelt := strings.Replace(good, "podSelector", "podSelecter", 1)
-	// A note says that the rest of the spec is empty.
+	// The spec is empty without the unknown field, which leads to a note.
 	const dropped = `{"problems":[],"droppedFields":["spec.podSelecter"],"notes":[{"kind":"canonical","field":"spec",`
 	code := validate([]string{"--allow-unknown-fields"}, strings.NewReader(misspelt), &out, &errOut)
 	if code != 0 || !strings.HasPrefix(out.String(), dropped) {

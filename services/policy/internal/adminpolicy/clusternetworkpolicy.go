@@ -476,8 +476,8 @@ func (c *converter) add(d policytable.Direction, index int, action string, peers
 	if len(c.unknown) == 0 {
 		return
 	}
-	// For a node that may or may not be selected, it is unsafe to pass the decision on, and unsafe to continue with
-	// the next rule.
+	// The rule may or may not apply to a node whose labels are unknown. Neither passing to the next tier nor
+	// continuing with the next rule is safe for such a node, so deny its packets.
 	deny := &rule.Rule{
 		Source: r.Source, Direction: d, Tier: c.tier, Priority: c.priority, Index: int32(index), Action: policytable.Deny,
 		Peers: rule.Peers{Selectors: c.unknown}, Ports: list, AllPorts: list == nil,
@@ -522,10 +522,12 @@ func (c *converter) peer(r *rule.Rule, p EgressPeer) {
 // resolverNamespace is the namespace of the cluster's DNS resolver.
 const resolverNamespace = "kube-system"
 
-// resolver allows the subject all queries to the cluster's DNS resolver, through the DNS proxy if there is one: without
-// them, the proxy could learn no addresses. domainNames must not restrict queries (NPEP-133).
+// resolver allows the subject all queries to the cluster's DNS resolver, through the DNS proxy if there is one.
+// Without these queries, the proxy could not learn the addresses of domainNames. domainNames must not restrict
+// queries (NPEP-133).
 func (c *converter) resolver(r *rule.Rule, i int) {
-	// Without the namespace, every pod with the label could teach addresses of names.
+	// Require the namespace: otherwise every pod with the resolver's label could answer queries, and the proxy would
+	// learn addresses from its answers.
 	pods := []selector.Requirement{
 		networkpolicy.InNamespace(resolverNamespace),
 		{Source: label.SourceKubernetes, Key: "k8s-app", Op: selector.In, Values: []string{"kube-dns"}},

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// TestDomainNamesAllowAllQueries: domainNames must not restrict which names a pod can look up. Without a DNS proxy, the
-// queries pass it by. "*." means any depth.
+// TestDomainNamesAllowAllQueries: domainNames must not restrict which names a pod can look up. Without a DNS proxy,
+// the queries are forwarded directly. The prefix "*." matches any number of labels.
 func TestDomainNamesAllowAllQueries(t *testing.T) {
 	var p Policy
 	if err := json.Unmarshal([]byte(`{"metadata": {"name": "p"}, "spec": {
@@ -55,8 +55,8 @@ func TestDomainNamesAllowAllQueries(t *testing.T) {
 	}
 }
 
-// TestOnlyTheClustersResolverIsImplied: a pod of another namespace or cluster with the label of the resolver is no
-// resolver, so it teaches no addresses.
+// TestOnlyTheClustersResolverIsImplied: a pod of another namespace or cluster that has the resolver's labels does not
+// count as the resolver. The DNS proxy learns no addresses from its answers.
 func TestOnlyTheClustersResolverIsImplied(t *testing.T) {
 	var p Policy
 	if err := json.Unmarshal([]byte(`{"metadata": {"name": "p"}, "spec": {

@@ -103,8 +103,8 @@ type converter struct {
 	options   rule.Options
 	source    policytable.Source
 	namespace string // empty for a cluster-wide policy
-	// init is set if the subject selects pods whose labels are not known yet. For such policies, no namespace is
-	// required.
+	// init is set if the selector of the subject refers to the label reserved:init, which pods have while their
+	// labels are unknown. Peers then need not be in a namespace.
 	init bool
 }
 
@@ -236,8 +236,8 @@ func (c *converter) rule(path string, r *Rule) rule.Spec {
 	return spec
 }
 
-// peers contains the peers of a list and whether the list exists: a missing list matches every peer, and an empty list
-// matches none.
+// peers contains the peers of a list, and whether the manifest has the list. A missing list matches every peer; an
+// empty list matches none.
 type peers struct {
 	rule.Peers
 	present bool

@@ -28,8 +28,9 @@ const crdFields = "testdata/crd-fields.txt"
 // The module is not a dependency: it is large, and only the names matter.
 var crds = flag.String("crds", "", "directory with Cilium's CRDs, to write testdata/crd-fields.txt from")
 
-// TestFieldsAreThoseOfThePublishedSchemas: a field that is missing in a type here would be rejected as unknown. A
-// field that exists only in a type here would be accepted although an API server drops it.
+// TestFieldsAreThoseOfThePublishedSchemas compares the fields of the Go types with the fields of Cilium's schemas. A
+// field that the Go type lacks would be rejected as unknown. A field that only the Go type has would be accepted,
+// although an API server drops it.
 func TestFieldsAreThoseOfThePublishedSchemas(t *testing.T) {
 	if *crds != "" {
 		writeFields(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// everyName reports whether one of the DNS rules allows every query. Packets then need no proxy, except for learning
-// addresses.
+// everyName reports whether one of the DNS rules allows every query. If one does, the proxy is needed only to learn
+// addresses from the answers.
 func everyName(list []FQDN) bool {
 	return slices.ContainsFunc(list, func(f FQDN) bool {
 		return f.MatchName == nil && f.MatchPattern != nil && strings.TrimSpace(*f.MatchPattern) == "*"
@@ -25,7 +25,8 @@ func everyName(list []FQDN) bool {
 // hasDNS reports whether the port rule has rules for DNS that a proxy evaluates.
 func (r *PortRule) hasDNS() bool { return r.Listener == nil && r.Rules != nil && len(r.Rules.DNS) > 0 }
 
-// forwarded reports whether the DNS rules of a port rule are equivalent to a plain allow.
+// forwarded reports whether DNS queries are forwarded without a proxy: the port rule allows every name, and there is
+// no DNS proxy.
 func forwarded(r *PortRule, o rule.Options) bool {
 	return o.WithoutDNSProxy && r.Rules != nil && everyName(r.Rules.DNS)
 }

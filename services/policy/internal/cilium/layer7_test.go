@@ -94,8 +94,8 @@ func TestLayer7RulesReachTheRule(t *testing.T) {
 	}
 }
 
-// TestRuleForEveryNameRedirectsUDP: the proxy learns addresses from the answers. It evaluates UDP only, so the other
-// protocols need no proxy. Rules for some names redirect all protocols.
+// TestRuleForEveryNameRedirectsUDP: DNS rules redirect the packets of all protocols to the DNS proxy, also if a rule
+// allows every name. Without a DNS proxy, a rule for every name allows the packets.
 func TestRuleForEveryNameRedirectsUDP(t *testing.T) {
 	const ports = `{"ports": [{"port": "53", "protocol": "ANY"}, {"port": "dns"}], `
 	rules := func(names string, o rule.Options) string {
@@ -134,7 +134,8 @@ func TestRuleForEveryNameRedirectsUDP(t *testing.T) {
 	}
 }
 
-// TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem: with a proxy, DNS rules and toFQDNs are enforced.
+// TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem: DNS rules and toFQDNs get a note that they are not supported,
+// unless a DNS proxy is configured, which enforces them.
 func TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem(t *testing.T) {
 	const dns = "spec.egress[0].toPorts[0].rules.dns: "
 	for _, c := range []struct{ rule, with, without string }{
@@ -185,8 +186,8 @@ func TestHTTPRuleThatMatchesNothingIsNoted(t *testing.T) {
 	}
 }
 
-// TestContentIsPartOfTheDigest: rules that allow other requests are different rules, so that neither replaces the other
-// in a table.
+// TestContentIsPartOfTheDigest: rules that allow different requests have different digests. With equal digests, one
+// of them would be left out of a table as a duplicate.
 func TestContentIsPartOfTheDigest(t *testing.T) {
 	digest := func(path string) rule.Digest {
 		p := policyWith(t, `{"ports": [{"port": "80", "protocol": "TCP"}], "rules": {"http": [{"path": "`+path+`"}]}}`)

@@ -109,5 +109,5 @@ func (p PortProtocol) isSCTP() bool {
 	return p.Protocol != nil && strings.EqualFold(*p.Protocol, "SCTP")
 }
 
-// asked reports whether the rule requires authentication.
+// asked reports whether the rule requires authentication. Mode "disabled" requires none.
 func (a *Authentication) asked() bool { return a != nil && a.Mode != "disabled" }

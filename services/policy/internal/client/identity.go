@@ -103,7 +103,7 @@ func (i *Identities) event(m *identityv1.WatchIdentitiesResponse) watch.Event[id
 	case *identityv1.WatchIdentitiesResponse_Upsert:
 		id, err := i.fromIdentity(e.Upsert)
 		if err != nil {
-			// The identity that the number had before no longer applies.
+			// Treat the number as unknown: what it meant before no longer applies.
 			i.log.Error("cannot decode an identity; it stays unknown", log.Err(err))
 			out.Kind, out.Key = watch.Delete, identity.Numeric(e.Upsert.GetNumber())
 			break

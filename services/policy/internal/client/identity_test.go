@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// registry simulates the identity service, with the same kind of hub.
+// registry simulates the identity service, with a watch hub as in the real service.
 type registry struct {
 	identityv1.UnimplementedIdentityServiceServer
 	t      *testing.T
@@ -233,12 +233,12 @@ func TestIdentitiesAreFollowedThroughRestartsOfTheService(t *testing.T) {
 	s.want("continued without a listing", 1, "301=b", "302=c", "303=d")
 	s.wantAt("continued without a listing", r.hub)
 
-	// Another run does not know the token.
+	// A new run of the service does not know the resume token of the former run.
 	r.stop()
 	r.start(map[uint32]string{400: "z"})
 	s.want("listed anew", 2, "400=z")
 	s.wantAt("listed anew", r.hub)
-	// Many identities at once arrive in few batches.
+	// The stream sends many identities in few batches.
 	s.mu.Lock()
 	before := s.sets
 	s.mu.Unlock()
@@ -262,7 +262,7 @@ func TestIdentityThatIsNotUnderstoodStaysUnknown(t *testing.T) {
 	s := &sink{t: t, ids: map[identity.Numeric]peer.Identity{}}
 	r.follow(s)
 	s.want("the listing", 1, "300=a", "302=c")
-	// The hub merges a deletion with a following upsert.
+	// The hub merges the deletion of a key with a following upsert of the same key.
 	r.hub.Upsert(300, notUnderstood)
 	s.want("a number that was reused", 1, "302=c")
 	r.hub.Upsert(300, "d")

@@ -34,8 +34,8 @@ func NewKinds(cc grpc.ClientConnInterface, l *slog.Logger) *Kinds {
 	return &Kinds{client: identityv1.NewClusterServiceClient(cc), log: l}
 }
 
-// Watch calls told with the published kinds at first and after every change, until ctx ends. published is false as long
-// as no process has published kinds, and while the identity service does not answer.
+// Watch calls told with the published kinds, and again after every change, until ctx ends. published is false while
+// no process has published kinds, and while the identity service does not answer.
 func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, published bool)) {
 	for pause := watchRetry; ; {
 		err := k.watch(ctx, func(kinds []string, published bool) {

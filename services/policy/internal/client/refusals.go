@@ -22,8 +22,8 @@ import (
 const (
 	reportTimeout = 5 * time.Second
 	reportEvery   = 10 * time.Second
-	// reportAgain is the interval at which an unchanged report is sent again, because etcd deletes the report when
-	// the node's lease ends. An empty one removes a corrupt report.
+	// reportAgain is the interval at which an unchanged report is sent again. Etcd deletes the report when the node's
+	// lease ends, and may have a corrupt report; an empty report removes it.
 	reportAgain = 10 * time.Minute
 )
 
@@ -52,8 +52,8 @@ func NewRefusals(cc grpc.ClientConnInterface, l *slog.Logger) *Refusals {
 	return &Refusals{client: identityv1.NewClusterServiceClient(cc), log: l}
 }
 
-// Report compares the result of list with the last report every 10 to 15 s, and sends it if it differs, until
-// ctx ends; it then returns nil.
+// Report calls list every 10 to 15 s, and sends the result if it differs from the last report. It returns nil when
+// ctx ends.
 func (r *Refusals) Report(ctx context.Context, list func(context.Context) ([]Refused, error)) error {
 	var last []Refused
 	var sent time.Time // when the last report was sent; zero: not in this run

@@ -64,8 +64,8 @@ func (c *calls) Invoke(context.Context, string, any, any, ...grpc.CallOption) er
 	return nil
 }
 
-// TestUnchangedReportIsSentAgain: so that a report that etcd has lost, or that is corrupt there, is written again. An
-// empty report is sent again as well: it removes what remains there.
+// TestUnchangedReportIsSentAgain: an unchanged report is sent again, so that a report that was lost or corrupted in
+// etcd is replaced. An empty report is sent again too: it deletes the stored report.
 func TestUnchangedReportIsSentAgain(t *testing.T) {
 	for what, list := range map[string][]Refused{
 		"a report": {{policy.Key{Kind: "NetworkPolicy", Namespace: "shop", Name: "p"}, "too many rules", "A"}}, "an empty one": nil,

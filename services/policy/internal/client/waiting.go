@@ -28,8 +28,8 @@ const (
 	waitingAbsent = time.Minute
 )
 
-// Narrows reports whether the policies would allow less to an identity with these labels than they allow to the
-// identity with its current labels.
+// Narrows reports whether the policies would allow less to an identity with these labels than to the same identity
+// with its current labels.
 type Narrows func(ctx context.Context, n identity.Numeric, labels label.Set) (bool, error)
 
 // AdmitNarrowing follows the label changes that are delayed by a rate limit, and admits those after which the policies

@@ -52,8 +52,8 @@ func (w *waitingLabels) AdmitLabels(
 	return &identityv1.AdmitLabelsResponse{}, nil
 }
 
-// TestChangesThatNarrowAreAdmitted: changes that only remove permissions are admitted, even after the stream has ended
-// once.
+// TestChangesThatNarrowAreAdmitted: a label change that only removes permissions is admitted, also after the stream
+// was interrupted.
 func TestChangesThatNarrowAreAdmitted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", socket)

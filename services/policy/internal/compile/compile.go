@@ -3,10 +3,10 @@
 
 // Package compile turns the rules of a subject into a table.
 //
-// A Program is the compiled form of the rules of one direction. It does not depend on the existing peers: it has
-// numbered rules, the rules that each selector contributes, and the prefixes of addresses. Subjects with equal programs
-// share one table. Given the selectors that a peer matches, a Program computes the class of the peer. The engine
-// determines which combinations of selectors occur.
+// A Program is the compiled form of the rules of one direction. It does not depend on the existing peers. It contains
+// the numbered rules, the numbers of the rules that have each selector, and the prefixes of address rules. Subjects
+// with equal programs share one table. Given the selectors that a peer matches, a Program computes the class of the
+// peer. The engine determines which combinations of selectors occur.
 package compile
 
 import (
@@ -42,9 +42,9 @@ type Input struct {
 	Namespace string
 }
 
-// maxOverlaps limits the work for the address side of a table: for each prefix, the rules that apply to it are counted,
-// and the numbers are added. Without the limit, a few thousand rules for all addresses, together with the maximum
-// number of prefixes, would occupy a CPU for a minute.
+// maxOverlaps limits the work for the address side of a table. The work is the number of rules that apply to a
+// prefix, summed over all prefixes. Without the limit, a few thousand rules for all addresses, together with the
+// maximum number of prefixes, would occupy a CPU for a minute.
 const maxOverlaps = 5_000_000
 
 // Hash identifies a program by its content.
@@ -58,7 +58,7 @@ type numbered struct {
 	named  []rule.Port  // egress only: resolved for each peer
 	// base is the number in the program without joint rules; 0 for a joint rule.
 	base uint16
-	// members are the numbers of the rules that a joint rule joins.
+	// members are the numbers of the rules that a joint rule combines.
 	members []uint16
 	set     *layer7.Set // for Redirect
 }
@@ -73,14 +73,14 @@ type Program struct {
 	// part of the hash.
 	Sources [][]policytable.Source
 
-	// Selectors that peers are matched against, in canonical order, and the numbers of the rules that each
-	// contributes.
+	// Selectors are the selectors of the rules' peers, in canonical order. bySel has the numbers of the rules that
+	// have each selector.
 	Selectors []selector.Selector
 	bySel     map[string][]uint16
 
 	alike         []uint16 // by number - 1: the first of consecutive rules with the same effect
 	everyone      []uint16 // rules on the identity side for every peer
-	everyoneElse  []uint16 // the same without rules that exempt the local node
+	everyoneElse  []uint16 // like everyone, without rules that exempt the local node
 	unknown       []uint16 // for peers with an unknown identity
 	addrEveryone  []uint16 // rules on the address side for every address
 	hasPrefixes   bool
@@ -99,7 +99,7 @@ type Program struct {
 	jointed  []uint16          // numbers of the joint rules
 	plain    *Program          // without joint rules; nil: this program
 	now      []uint16          // by number in plain: number in this program
-	// shared contains, by scope, the joinable rules that match every peer of the scope.
+	// shared contains, for each scope, the joinable rules whose selectors match every peer of the scope.
 	shared [identity.PeerScopes][]uint16
 }
 
@@ -205,9 +205,9 @@ func resolved(p rule.Port, ports []workload.NamedPort) []port.Range {
 	return out
 }
 
-// place decides for each rule whether it is looked up on the identity side or on the address side. On the identity
-// side, a rule for all peers costs nothing if it covers all ports. If it has specific ports, it would be copied into
-// every identity class there; so if there can be several classes, it is placed on the address side.
+// place decides for each rule whether it is looked up on the identity side or on the address side. A rule for all
+// peers and all ports costs nothing on the identity side. A rule for all peers with specific ports would be copied
+// into every identity class there. It is placed on the address side if there can be several identity classes.
 func (p *Program) place() {
 	for i := range p.rules {
 		for _, s := range p.rules[i].Peers.Selectors {
@@ -239,7 +239,7 @@ func (p *Program) place() {
 			continue
 		}
 		if p.joins(r.number) && len(r.named) == 0 {
-			// It is on both sides, so that it is in the lists of matching rules of both.
+			// Put the rule on both sides, so that the lists of matching rules of both sides contain it.
 			if p.hasPrefixes {
 				p.addrEveryone = append(p.addrEveryone, r.number)
 			}
@@ -305,12 +305,12 @@ func (p *Program) NewTable() *table.Table {
 	return t
 }
 
-// Brings returns the numbers of the rules that apply to peers that a selector matches.
+// Brings returns the numbers of the rules that apply to peers because they match the selector.
 func (p *Program) Brings(selector string) []uint16 { return p.bySel[selector] }
 
 // Namespace returns the namespace of the policy of the first rule that has a selector. It is empty for a cluster-wide
-// policy. It is also empty if a rule with the selector passes or redirects, because there is then no rule set that is
-// at least as strict for all peers.
+// policy. It is also empty if a rule with the selector passes or redirects: leaving out such a rule could allow more,
+// so there is no stricter rule set for all peers.
 func (p *Program) Namespace(selector string) string {
 	for _, n := range p.bySel[selector] {
 		if a := p.rules[n-1].Action; a != policytable.Allow && a != policytable.Deny {
@@ -354,8 +354,8 @@ func (p *Program) Matched(brought [][]uint16, kind identity.Kind) []uint16 {
 	return slices.Compact(out)
 }
 
-// NamesForEveryone reports whether a rule for all peers has a named port. The class of a peer then depends on its named
-// ports, whichever selectors match it.
+// NamesForEveryone reports whether a rule for all peers has a named port. In this case, the class of each peer
+// depends on the named ports of the peer, even if no selector matches it.
 func (p *Program) NamesForEveryone() bool { return p.UsesNames(p.everyone) }
 
 // AllowsAll reports whether the program allows everything.
@@ -379,8 +379,8 @@ func (p *Program) Function(numbers []uint16, ports []workload.NamedPort, unknown
 	return p.Joined(numbers, ports, unknown, func([]uint16) {})
 }
 
-// Joined is Function. It also calls missing with the members of each joint rule that the intervals need and that the
-// program does not have; the intervals then have a rule that allows less.
+// Joined is like Function. It also calls missing with the members of each joint rule that the intervals need and that
+// the program lacks. In place of such a joint rule, the intervals have a rule that allows less.
 func (p *Program) Joined(
 	numbers []uint16, ports []workload.NamedPort, unknown bool, missing func(members []uint16),
 ) []table.Interval {
@@ -425,7 +425,8 @@ func (p *Program) Joined(
 	for i := range values {
 		values[i] = table.Nothing
 	}
-	// The rules are in ascending order, so the first rule that takes a slot wins; later rules skip occupied slots.
+	// The rules are in the order of evaluation. The first rule that covers a slot takes it; later rules skip the
+	// slot.
 	admin, rest := newFree(len(cuts)), newFree(len(cuts))
 	for _, c := range claims {
 		slots := rest
@@ -459,12 +460,13 @@ func (p *Program) Joined(
 	return out
 }
 
-// Alike returns the first of the consecutive rules that have the same effect as the rule with the number. The verdict
-// is the same whichever of them decides. Comparisons of verdicts therefore use Alike instead of the number.
+// Alike returns the first rule of the run of consecutive rules that have the same effect as the given rule. The
+// verdict is the same whichever rule of the run decides, so callers that compare verdicts compare Alike and not the
+// rule numbers.
 func (p *Program) Alike(number uint16) uint16 { return p.alike[number-1] }
 
-// Run returns the last of the consecutive rules with the same effect as the rule first, which must be the first of
-// them.
+// Run returns the last rule of a run of consecutive rules with the same effect. first must be the first rule of the
+// run.
 func (p *Program) Run(first uint16) (last uint16) {
 	last = first
 	for int(last) < len(p.alike) && p.alike[last] == first {
@@ -473,8 +475,8 @@ func (p *Program) Run(first uint16) (last uint16) {
 	return last
 }
 
-// Coarse replaces each rule by the first consecutive rule with the same effect. The result leads to the same verdicts,
-// but identifies the rules less precisely.
+// Coarse replaces each rule number by the first number of its run of rules with the same effect. The verdicts stay
+// the same, but name the deciding rule less precisely.
 func (p *Program) Coarse(list []table.Interval) []table.Interval {
 	out := make([]table.Interval, 0, len(list))
 	for _, i := range list {
@@ -537,8 +539,8 @@ type entry struct {
 }
 
 type mark struct {
-	add    []int // entries that apply from here on
-	except []int // entries that no longer apply from here on
+	add    []int // entries that start to apply at this prefix
+	except []int // entries that stop to apply at this prefix
 	groups []*policy.Group
 	place  *Place
 }
@@ -625,8 +627,8 @@ type Prefix struct {
 	Classes [identity.PeerScopes]policytable.Class
 }
 
-// walk visits the prefixes in the order of their addresses, and visits each prefix before the prefixes inside it. It
-// keeps the enclosing prefixes on a stack.
+// walk visits the prefixes in the order of their addresses, each prefix before the prefixes inside of it. A stack
+// holds the prefixes that contain the visited one.
 func (p *Program) walk(def [identity.PeerScopes]policytable.Class, marks map[netip.Prefix]*mark, entries []entry,
 	class func([]uint16, []workload.NamedPort) (policytable.Class, error),
 ) (_ [identity.PeerScopes]policytable.Class, out []Prefix, err error) {
@@ -660,7 +662,7 @@ func (p *Program) walk(def [identity.PeerScopes]policytable.Class, marks map[net
 			f.groups = append(slices.Clone(f.groups), m.groups...)
 		}
 		if work += 1 + len(f.active); work > maxOverlaps {
-			return def, nil, &table.ErrTooLarge{What: "rules that apply to prefixes, summed over all prefixes", Got: work, Limit: maxOverlaps}
+			return def, nil, &table.ErrTooLarge{What: "pairs of prefix and matching rule", Got: work, Limit: maxOverlaps}
 		}
 		numbers := p.reached(f.active, f.groups, entries)
 		var ports []workload.NamedPort
@@ -736,8 +738,8 @@ func (p *Program) groupMatches(number uint16, g *rule.GroupPeer, labels label.Se
 	return matches && with
 }
 
-// Where returns the rules whose address peers cover an address. It reads the rules, and not the computed prefixes.
-// places must be the places that were passed to Prefixes.
+// Where returns the rules whose address peers cover an address. It evaluates the rules themselves, independently of
+// the prefixes that Prefixes computed. places must be the places that were passed to Prefixes.
 func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Place) (numbers []uint16, ports []workload.NamedPort) {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(x netip.Prefix) bool { return x.Contains(addr) })
@@ -778,7 +780,7 @@ func (p *Program) Where(addr netip.Addr, scope identity.PeerScope, places []Plac
 	return numbers, ports
 }
 
-// WithEverywhere returns the rules of one address, for peers of a scope, together with the rules for all addresses.
+// WithEverywhere adds the rules for all addresses to the rules of one address, for peers of a scope.
 func (p *Program) WithEverywhere(scope identity.PeerScope, numbers []uint16) []uint16 {
 	return p.withShared(scope, append(slices.Clone(p.addrEveryone), numbers...))
 }

@@ -97,8 +97,9 @@ func concerns(r selector.Requirement, l label.Label) bool {
 	return true
 }
 
-// anyCounts reports whether a group peer depends on all groups, whatever their labels are. This is so if the peer
-// matches addresses without labels, but matches nodes only if a group contains their address.
+// anyCounts reports whether a group peer depends on all groups, whatever labels they have. It does if the peer
+// matches addresses without labels and also nodes, because it then matches a node only if a group contains the node's
+// address.
 func anyCounts(p rule.GroupPeer) bool { return p.NodesToo && p.Selector.Matches(label.Set{}) }
 
 // groupPeers calls f for the group peers of all rules.
@@ -110,8 +111,8 @@ func (p *Program) groupPeers(f func(rule.GroupPeer)) {
 	}
 }
 
-// matter returns the groups on which the program depends, and a digest of their prefixes and of the labels to which
-// requirements refer.
+// matter returns the groups on which the program depends. The digest covers their prefixes, and the labels that
+// requirements use.
 func (p *Program) matter(gs *Groups) ([]*policy.Group, rule.Digest) {
 	labels := make(map[*group]map[label.Label]struct{})
 	add := func(g *group, ls ...label.Label) {

@@ -19,26 +19,26 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// If several rules at the same position of the order redirect a connection, what one of them allows is allowed. But a
-// table has one deciding rule. So a program gets a joint rule for each list of redirect and allow rules that match the
-// same peers and ports. It redirects like the first of them, and its set is the union of theirs. If an allow rule is
-// among them, the set allows everything.
+// If several rules at the same position in the order of evaluation redirect a connection, the proxy must allow what
+// any of them allows. But a table has only one deciding rule. So a program gets a joint rule for each list of
+// redirect and allow rules that match the same peers and ports. A joint rule redirects like its first member, and its
+// rule set is the union of the members' rule sets. If an allow rule is a member, the rule set allows everything.
 //
-// Which lists occur depends on the peers, so a joint rule is added when the first peer needs it: see With. Until then,
-// a joint rule of some of the members decides, or the first member. Neither allows more than the union.
+// Which lists occur depends on the peers, so a joint rule is added when the first peer needs it: see With. Until
+// then, a joint rule of some of the members decides, or the first member. Neither allows more than the union.
 //
-// A peer has a class by identity and a class by address, and the lower rule number decides. A joint rule precedes the
-// joint rules of a part of its members, so the longer list decides if one side has all members. Rules for all peers are
-// on both sides. Rules whose selectors match every peer of a scope are added to the lists of the address side. Some
-// cases remain in which each side lacks a member. The set of one side decides then, so that less is allowed than by the
-// union:
+// A peer has one class by identity and one by address, and the lower rule number decides. A joint rule precedes the
+// joint rules that have only a part of its members. So if one of the two classes has all members, the complete joint
+// rule decides. Rules for all peers belong to both classes. Rules whose selectors match every peer of a scope are
+// added to the classes of addresses. In some cases, each of the two classes still lacks a member. One of the two
+// incomplete rule sets then decides, which allows less than the union:
 //   - a selector matches some peers outside of the cluster and not others, for example only API servers, and another
 //     rule matches the peer by address;
 //   - a rule matches a pod or node by labels, and another rule matches it by its address;
 //   - a rule for all peers on egress has a named port, and another rule matches the peer by address.
 
-// findMembers computes which rules can be members of joint rules: the redirect and allow rules at positions with a
-// redirect rule.
+// findMembers finds the rules that can be members of joint rules: redirect rules, and allow rules at the same
+// position as a redirect rule.
 func (p *Program) findMembers() {
 	p.member = make([]bool, len(p.rules))
 	for from := 0; p.joinable && from < len(p.rules); {
@@ -83,8 +83,8 @@ func monotone(s selector.Selector) bool {
 	})
 }
 
-// everyPeer lists, by scope, label sets of which each peer of the scope has one. No list covers all peers in the
-// cluster.
+// everyPeer lists label sets for each scope. Each peer of the scope has at least one of these label sets. There is no
+// such list for peers in the cluster.
 var everyPeer = [identity.PeerScopes][]label.Set{
 	identity.PeerScopeNode: {
 		label.NewSet(label.Reserved(identity.NameHost)), label.NewSet(label.Reserved(identity.NameRemoteNode)),
@@ -128,7 +128,7 @@ func (p *Program) withShared(scope identity.PeerScope, numbers []uint16) []uint1
 	return slices.Compact(numbers)
 }
 
-// join replaces redirect rules in the values of intervals by joint rules. claims are in the order of the rules.
+// join replaces redirect rules by joint rules in the values of intervals. claims must be in the order of the rules.
 func (p *Program) join(claims []claim, cuts []uint64, values []table.Value, missing func([]uint16)) {
 	lists := make(map[int][]uint16)
 	for _, c := range claims {
@@ -164,7 +164,8 @@ func (p *Program) join(claims []claim, cuts []uint64, values []table.Value, miss
 	}
 }
 
-// part returns the first joint rule of a part of the members that redirects to the same proxy, or the first member.
+// part returns the first joint rule that has some of the members and redirects to the same proxy. Without such a
+// rule, it returns the first member.
 func (p *Program) part(members []uint16) uint16 {
 	first := &p.rules[members[0]-1]
 	for _, number := range p.jointed {
@@ -199,8 +200,8 @@ func (p *Program) Plain() *Program {
 	return p
 }
 
-// With returns the program with a joint rule for each list of members, which are numbers of this program. The program
-// must be Plain. The result has the same Hash.
+// With returns a copy of the program with a joint rule for each list of members. lists contains rule numbers of this
+// program, which must be Plain. The copy has the same Hash.
 func (p *Program) With(lists [][]uint16) (*Program, error) {
 	if len(lists) == 0 {
 		return p, nil
@@ -258,8 +259,8 @@ func (p *Program) With(lists [][]uint16) (*Program, error) {
 	return &out, nil
 }
 
-// JointSet identifies the set of the joint rule of members, without building it. size is about how many bytes of memory
-// it takes at most.
+// JointSet returns the digest of the rule set that a joint rule of the members would have, without building the rule
+// set. size is the estimated maximum of its memory in bytes.
 func (p *Program) JointSet(members []uint16) (key layer7.Digest, size int) {
 	h := sha256.New()
 	all := false
@@ -279,7 +280,7 @@ func (p *Program) JointSet(members []uint16) (key layer7.Digest, size int) {
 	return layer7.Digest(h.Sum(nil)), size
 }
 
-// joint returns the joint rule of members, whose numbers it keeps.
+// joint returns the joint rule of members. It keeps the slice members.
 func (p *Program) joint(members []uint16) numbered {
 	first := p.rules[members[0]-1]
 	all := false
@@ -308,8 +309,8 @@ func (p *Program) sourcesOf(members []uint16, of [][]policytable.Source) []polic
 	return out
 }
 
-// Spread returns the source locations of each rule, given the locations for the rules of Plain. A joint rule gets the
-// locations of its members.
+// Spread returns the source locations of each rule of the program; of contains the locations for the rules of Plain.
+// A joint rule gets the locations of its members.
 func (p *Program) Spread(of [][]policytable.Source) [][]policytable.Source {
 	if p.plain == nil {
 		return of
@@ -328,7 +329,7 @@ func (p *Program) Spread(of [][]policytable.Source) [][]policytable.Source {
 	return out
 }
 
-// Numbers returns the numbers of rules, given their numbers in Plain.
+// Numbers converts rule numbers of Plain to the rule numbers of this program.
 func (p *Program) Numbers(plain []uint16) []uint16 {
 	if p.plain == nil {
 		return plain
@@ -348,5 +349,5 @@ func (p *Program) Members(number uint16) []uint16 {
 	return []uint16{number}
 }
 
-// Set returns what a redirect rule allows within a connection; nil for other rules.
+// Set returns the layer 7 rule set of a redirect rule; nil for other rules.
 func (p *Program) Set(number uint16) *layer7.Set { return p.rules[number-1].set }

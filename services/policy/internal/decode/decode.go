@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package decode parses documents with policies, from calls, files, an API server and the stored state. It decides in
-// which contexts a mistake is an error, and reports the field with the mistake.
+// Package decode parses documents with policies, from calls, files, an API server and the stored state. It decides
+// whether a mistake is an error, which depends on where the document comes from, and reports the field with the
+// mistake.
 package decode
 
 import (
@@ -62,7 +63,7 @@ func (v Violation) String() string {
 // Error reports the mistakes in manifests.
 type Error struct {
 	Violations []Violation
-	Others     []Decoded // the valid documents
+	Others     []Decoded // the other documents, which are valid
 	Whole      error     // why the whole text is rejected: too large, or no document
 }
 
@@ -95,17 +96,17 @@ func (e *Error) Error() string {
 type Options struct {
 	Rules     rule.Options
 	Namespace string // for documents without a namespace; empty: default
-	// AllowUnknown drops fields that a kind does not have. By default they are errors. Otherwise a misspelt field
-	// for peers or ports would be dropped, and a rule without it applies to all peers or ports.
+	// AllowUnknown drops fields that a kind does not have. By default they are errors: if a misspelt field for peers
+	// or ports were dropped, the rule would apply to all peers or ports.
 	AllowUnknown bool
-	// Held means that the objects are stored in an API server and therefore cannot be rejected: see
-	// policy.DecodeHeld.
+	// Held is set if the objects come from an API server, which has accepted them already, so that they cannot be
+	// rejected: see policy.DecodeHeld.
 	Held bool
-	// Stored accepts a policy that by itself exceeds the limits of every table. A stored policy may come from a
-	// version that did not check this, and without the policy no pod that it selects could start.
+	// Stored accepts a policy that by itself exceeds the limits of every table. An earlier version may have stored
+	// the policy without this check. If it were rejected now, no pod that it selects could start.
 	Stored bool
-	// Large applies the limits of manifests to each document. Otherwise they apply to all documents together, which
-	// bounds the memory that one caller may use.
+	// Large applies the size limits of manifests to each document. Otherwise the limits apply to all documents
+	// together, which bounds the memory that one caller can use.
 	Large bool
 }
 
@@ -175,7 +176,7 @@ func unknownField(kind, path string) string {
 	}
 }
 
-// fieldsBeside returns the names of all fields of the object that contains the field path.
+// fieldsBeside returns the names of all fields of the object that contains the field at path.
 func fieldsBeside(kind, path string) []string {
 	t := policy.Struct(kind)
 	if t == nil {
@@ -274,8 +275,8 @@ func trim(text []byte) []byte {
 	return bytes.Clone(append(bytes.TrimSpace(text), '\n'))
 }
 
-// Same compares a file with the documents that are known from it. It returns known if the file contains exactly these
-// documents, and nil if the file has to be decoded.
+// Same compares a file with the documents that an earlier reading of the file found. If the file still contains
+// exactly these documents, Same returns known. Otherwise it returns nil, and the caller must decode the file.
 func Same(data []byte, known []Decoded) []Decoded {
 	if len(known) == 0 {
 		return nil

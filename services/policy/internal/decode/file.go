@@ -117,7 +117,7 @@ func (f *file) document(d one) {
 	}
 }
 
-// maxReasons limits the problems that are reported for a document.
+// maxReasons limits the number of problems that are reported for a document.
 const maxReasons = 5
 
 // other handles a document that is not a policy according to its version and kind.
@@ -153,7 +153,7 @@ func (d one) standing() standing {
 	has := func(keys ...string) bool { return slices.ContainsFunc(keys, d.Has) }
 	switch {
 	case version == "" || kind == "":
-		// A kustomize configuration or Helm values have none of these fields.
+		// Kustomize configurations and Helm values have none of these fields.
 		if !has("metadata", "spec", "specs", "items", "apiVersion", "kind") {
 			return unrelated
 		}
@@ -177,7 +177,8 @@ func (d one) standing() standing {
 	return meant
 }
 
-// held adds a document that cannot be applied: it isolates the pods that it selects, or its namespace.
+// held adds a document that cannot be applied. It isolates the pods that the document selects, or else the document's
+// namespace.
 func (f *file) held(d one, why string) {
 	why = f.name + ": " + why
 	namespace, ok := d.Namespace()
@@ -190,7 +191,7 @@ func (f *file) held(d one, why string) {
 		kind = meant
 	}
 	if kind != "" && !policy.Namespaced(kind) && policy.Versions(kind) != nil {
-		namespace, ok = "", kind != "CiliumCIDRGroup" // rules that refer to a group may deny its addresses
+		namespace, ok = "", kind != "CiliumCIDRGroup" // a group has no namespace, and rules may deny its addresses
 	}
 	if !ok {
 		f.Unreadable = append(f.Unreadable, strings.TrimPrefix(why, f.name+": "))
@@ -234,12 +235,13 @@ func (r Options) ShadowedObject(d Decoded, why string) Decoded {
 	return d
 }
 
-// ShadowKey returns the key of an object of an API server whose policy k already comes from another source.
+// ShadowKey returns another key for the policy k of an API server, because the key k already belongs to a policy of
+// another source.
 func ShadowKey(k policy.Key) policy.Key {
 	return policy.Key{Kind: policy.KindDocument, Namespace: k.Namespace, Name: k.String()}
 }
 
-// asDocument sets the key of an isolating object to its position in the file.
+// asDocument gives an isolating object a key that contains its position in the file.
 func (r Options) asDocument(name string, d Decoded, namespace, why string) Decoded {
 	key := policy.Key{
 		Kind: policy.KindDocument, Namespace: namespace,
@@ -249,7 +251,8 @@ func (r Options) asDocument(name string, d Decoded, namespace, why string) Decod
 	return d
 }
 
-// mark is the first line of the stored text of an isolating document. The comment keeps the reason across restarts.
+// mark begins the first line of the stored text of an isolating document. The rest of the line is the reason, which
+// thus survives a restart.
 const mark = "# sluice: what this document selects is isolated: "
 
 // isolating returns the text of an isolating document.

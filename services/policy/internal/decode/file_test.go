@@ -5,8 +5,8 @@ package decode
 
 import "testing"
 
-// TestDocumentOfAMisspelledKindIsolates: such a document isolates its namespace, and all pods if the kind that it
-// probably means belongs to no namespace.
+// TestDocumentOfAMisspelledKindIsolates: a document with a misspelled kind isolates its namespace. If the most
+// similar kind is cluster-wide, the document isolates all pods.
 func TestDocumentOfAMisspelledKindIsolates(t *testing.T) {
 	for kind, namespace := range map[string]string{
 		"CiliumClusterwideNetworkPolcy":    "",

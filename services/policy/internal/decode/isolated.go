@@ -8,8 +8,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// Isolated returns the object for a stored policy that cannot be decoded, or for a document of a file that cannot be
-// applied; why is the reason. If the selected pods cannot be determined, the object has no key.
+// Isolated returns an object that isolates the pods that a text selects, because the text cannot be applied; why is
+// the reason. The text is a stored policy that cannot be decoded, or a document of a file. If the pods cannot be
+// determined, the object has no key.
 func (r Options) Isolated(key policy.Key, text []byte, why error) policy.Object {
 	docs, err := manifest.Parse(text)
 	read := err == nil && len(docs) == 1
@@ -34,7 +35,7 @@ func (r Options) Isolated(key policy.Key, text []byte, why error) policy.Object 
 			doc = doc.WithNamespace(key.Namespace)
 		}
 		form = doc
-		// the policy selects everything that its kind can select
+		// Isolate all pods that a policy of this kind can select.
 	} else if known := policy.Versions(key.Kind); len(known) > 0 {
 		form = policy.Written{Key: key, APIVersion: known[0], Text: text}
 	} else {

@@ -52,7 +52,7 @@ func (d Draft) Identities() []peer.Identity { return d.change.AddIdentities }
 
 // Fork creates an independent engine with the same policies, peers, learned names and locations, and with the given
 // subjects instead of the node's. It compiles only the tables of these subjects. Fork is for queries about identities
-// that are not subjects on this node. The numbers of tables and identity classes differ from the original engine.
+// that are not subjects on this node. Its tables and identity classes have other numbers than in the original engine.
 func (d Draft) Fork(extra []peer.Identity, subjects ...identity.Numeric) (*Engine, error) {
 	c := d.change
 	c.AddIdentities = slices.Concat(extra, c.AddIdentities)
@@ -70,8 +70,9 @@ func (d Draft) Copy() (*Engine, error) {
 	return out, nil
 }
 
-// Try returns the error that Apply would return for the change. It also returns an error if Apply would fail once an
-// identity that the policies select has an endpoint on this node. It compiles all tables from scratch.
+// Try returns the error that Apply would return for the change. It also returns the error that Apply would return
+// later, when an endpoint on this node gets an identity that the policies select. It compiles all tables from
+// scratch.
 func (d Draft) Try(c Change) error {
 	other, err := d.Copy()
 	if err != nil {
@@ -134,7 +135,7 @@ func (e *Engine) BoundID(n identity.Numeric, d policytable.Direction) (policytab
 	return s.bound[d].tableID(), true
 }
 
-// LargestShare returns the policy that has the most rules in the table of a subject and direction.
+// LargestShare returns the policy with the most rules in the table of a subject and direction.
 func (e *Engine) LargestShare(n identity.Numeric, d policytable.Direction) string {
 	s := e.subjects[n]
 	if s == nil {

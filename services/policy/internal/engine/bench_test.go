@@ -107,8 +107,8 @@ func BenchmarkFromScratch(b *testing.B) {
 	}
 }
 
-// known returns an identity that differs from existing ones only in its number: another service account of a known
-// app, which no policy refers to.
+// known returns an identity that the selectors of policies cannot distinguish from existing identities: another
+// service account of an app that exists.
 func known(t testing.TB, s synthetic.Shape, i int) peer.Identity {
 	t.Helper()
 	id, err := synthetic.Identity(s, i%s.Namespaces, i%s.Apps)
@@ -329,7 +329,7 @@ func BenchmarkLookup(b *testing.B) {
 // TestALoadedEngineStaysWithinItsMemory: a loaded engine and the decoded policies fit into the memory budget of a node.
 func TestALoadedEngineStaysWithinItsMemory(t *testing.T) {
 	for _, s := range shapes {
-		// With the race detector, the large shape takes a quarter of a minute.
+		// The race detector makes the large shape take 15 s.
 		if s.SubjectNamespaces == 0 || s.Policies > 2000 && slower > 1 {
 			continue
 		}

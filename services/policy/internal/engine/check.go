@@ -42,8 +42,8 @@ func Check(o policy.Object) error {
 	return nil
 }
 
-// fitsSurely reports whether the rules cannot exceed a limit, because there are so few: a prefix adds at most two
-// classes, and a port adds at most two intervals to each class.
+// fitsSurely reports whether there are too few rules to exceed a limit: a prefix adds at most two classes, and a port
+// adds at most two intervals to each class. If it returns false, the rules may still fit.
 func fitsSurely(rules []*rule.Rule) bool {
 	prefixes, ports := 0, 0
 	for _, r := range rules {
@@ -58,11 +58,11 @@ func fitsSurely(rules []*rule.Rule) bool {
 	return len(rules) < table.MaxAddressClasses && prefixes < table.MaxAddressClasses/2 && (2*prefixes+2)*(ports+2) < table.MaxNodes
 }
 
-// maxTried limits the number of identities without endpoints for which a trial compiles tables.
+// maxTried limits how many identities without endpoints a trial compiles tables for.
 const maxTried = 256
 
-// trySelected compiles the tables of identities that have no endpoint on this node and that the policies of the change
-// select. It returns an error if a table exceeds a limit. other is an engine with the change.
+// trySelected compiles the tables of identities that the policies of the change select and that have no endpoint on
+// this node. It returns an error if a table exceeds a limit. other is an engine in which the change was applied.
 func (d Draft) trySelected(other *Engine, c Change) error {
 	tried := 0
 	for _, id := range d.change.AddIdentities {

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// TestMergedAddressClassesGiveTheSameVerdicts: merging address classes with equal verdicts changes no verdict for any
-// rules, and Explain finds the deciding rule.
+// TestMergedAddressClassesGiveTheSameVerdicts: merging address classes with equal verdicts changes no verdict, and
+// Explain still finds the deciding rule.
 func TestMergedAddressClassesGiveTheSameVerdicts(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 61)
@@ -146,7 +146,8 @@ func TestAddressClassesOfEqualVerdictAreMergedWhenThereAreTooMany(t *testing.T) 
 	}
 }
 
-// TestALearnedAddressMergesTheClassesOfALiveTable: a learned address may need one class more than the table can have.
+// TestALearnedAddressMergesTheClassesOfALiveTable: a table in use has the maximum number of address classes, and a
+// learned address needs one more. The table then merges address classes with equal verdicts.
 func TestALearnedAddressMergesTheClassesOfALiveTable(t *testing.T) {
 	e := New(Config{})
 	// The base needs a class for each prefix, and none for the denied ones: the table is full.

@@ -16,8 +16,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Place is a set of addresses of a peer that get the same verdicts. It is the peer's own address; or an external
-// prefix, without the narrower prefixes that are places of their own; or, as the zero value, all other addresses.
+// Place is a set of addresses of a peer that get the same verdicts. It is one of three: the peer's own address; an
+// external prefix, except for narrower prefixes inside of it that are places too; or, as the zero value, all other
+// addresses.
 type Place struct {
 	Peer   identity.Numeric
 	Prefix netip.Prefix
@@ -43,8 +44,8 @@ type Comparison struct {
 	subjects      []identity.Numeric // whose tables may differ
 }
 
-// Diff compares the engine with an engine in which policies are applied or deleted. It compiles all tables from
-// scratch, and then compiles the tables of the affected subjects a second time with the change.
+// Diff compares the engine with a copy in which the given policies are applied and deleted. It compiles all tables of
+// the copy from scratch, and then the tables of the affected subjects once more, with the change.
 func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, error) {
 	after, err := d.Copy()
 	if err != nil {
@@ -67,7 +68,7 @@ func (d Draft) Diff(upsert []policy.Object, remove []policy.Key) (*Comparison, e
 	return &Comparison{before, after, numbers}, nil
 }
 
-// Each calls take with each difference until take returns an error. There may be a difference for every pair of
+// Each calls take with each difference until take returns an error. There can be as many differences as pairs of
 // identities.
 func (x *Comparison) Each(take func(Difference) error) error {
 	for _, n := range x.subjects {
@@ -207,8 +208,8 @@ func (c *comparison) compare(n identity.Numeric, block netip.Prefix) {
 	}
 }
 
-// changes compares the verdicts for all ports. Verdicts change only at the boundaries of the rules' ranges, so it
-// evaluates one port per range.
+// changes compares the verdicts for all ports. A verdict can change only where the port range of a rule begins or
+// ends, so one port of each range between these boundaries is evaluated.
 func (c *comparison) changes(w, v table.Entry, block netip.Prefix, key comparisonKey) []Changed {
 	cuts := c.after.cuts(key.after, c.before.cuts(key.before, []port.Point{port.Last}))
 	slices.Sort(cuts)

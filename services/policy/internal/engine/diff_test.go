@@ -21,7 +21,7 @@ func TestDiffNamesExactlyWhatChanges(t *testing.T) {
 	same, different := 0, 0
 	for range runs(t, 400) {
 		s := w.Draw()
-		for n, id := range s.Identities { // the world may have any address
+		for n, id := range s.Identities { // the identity "world" may have any address
 			if id.Scope == identity.PeerScopeOutside {
 				for _, a := range w.Addrs[n] {
 					delete(s.Located, a)

@@ -4,9 +4,9 @@
 // Package engine keeps the compiled tables of a node up to date with policies, identities, subjects and learned
 // names.
 //
-// An Engine has one owner: it starts no goroutines and takes no locks. Apply takes a change and does only the work that
-// the change requires. A new engine with the final state would have the same tables, apart from the numbers of tables
-// and classes. Counters count the work.
+// An Engine has one owner: it starts no goroutines and takes no locks. Apply takes a change and does only the work
+// that the change requires. After any sequence of changes, its tables are equal to the tables of a new engine with
+// the same inputs, except for the numbers of tables and classes. Counters count the work.
 package engine
 
 import (
@@ -55,16 +55,16 @@ type Config struct {
 	Tenant func(namespace string) (shares.Tenant, int)
 	// IdentityClasses is the number of identity classes that tenants divide. 0 means the constant IdentityClasses.
 	IdentityClasses int
-	// WithoutDNSProxy leaves the rule sets of DNS redirects out of tables. A DNS proxy that runs nevertheless then gets
-	// no packets: the kernel drops what such rules redirect.
+	// WithoutDNSProxy leaves the rule sets of DNS redirects out of tables. If a DNS proxy runs nevertheless, it gets
+	// no packets: the kernel drops the packets that such rules redirect.
 	WithoutDNSProxy bool
-	// PassWithoutDNSProxy lets DNS queries that a rule redirects pass while the DNS proxy does not run. Otherwise only
-	// queries that rules for every name redirect pass then.
+	// PassWithoutDNSProxy lets DNS queries that a rule redirects pass while the DNS proxy does not run. Without this
+	// setting, only queries that match a rule for every name pass while the DNS proxy does not run.
 	PassWithoutDNSProxy bool
 	// RuleSets numbers the sets of layer 7 rules; nil: a Registry that is not stored.
 	RuleSets *ruleset.Registry
-	// SplitRows is the number of table rows that tenants divide, for classes that a tenant's selectors split and that
-	// need rows in tables of other tenants. 0 means the constant SplitRows.
+	// SplitRows limits the table rows that one tenant's selectors cause in tables of other tenants: a selector splits
+	// an identity class in two, and each needs a row. Tenants divide this number. 0 means the constant SplitRows.
 	SplitRows int
 }
 
@@ -102,7 +102,7 @@ type Change struct {
 // Counters count the engine's work since it was created.
 type Counters struct {
 	Tables        int // tables compiled
-	Programs      int // rule sets numbered and hashed
+	Programs      int // programs compiled
 	IdentityRows  int // entries of the identity array written
 	PeerRows      int // rows written: identity class to peer class
 	PeerDeletes   int // rows deleted
@@ -135,23 +135,24 @@ type Engine struct {
 	learned  learned
 	located  map[netip.Addr]identity.Numeric
 	placesOf map[identity.Numeric]map[netip.Addr]struct{} // addresses of each identity in located
-	// peers that count as unknown because a table has no capacity for their row
+	// waiting contains peers whose identity is treated as unknown, because a table has no capacity for their row.
 	waiting map[*member]struct{}
 	reduced map[*subject][2]*Reduction // subjects whose tables lack rules
-	// tables without a peer class for some peers, because they have no capacity for it
+	// incomplete contains tables that have no capacity for the peer classes of some peers.
 	incomplete map[*live]struct{}
 	splits     *splits                // nil if identity classes are not divided among tenants
 	large      map[compile.Hash]error // programs that are too large for a table with any peers
 	// defined tables with redirect rules
 	redirecting map[*live]struct{}
 	sets        *ruleset.Registry
-	// redirecting tables that have lost a subject, or whose subjects may have other tenants: see recharge
+	// unpaid contains redirecting tables for which other tenants may have to pay: a subject was removed, or its
+	// tenant may have changed. See recharge.
 	unpaid map[*live]struct{}
 	// wanted counts the defined tables that depend on the addresses of DNS names, by pattern
 	wanted        map[dnsname.Pattern]int
 	wantedChanged bool
 	freed         int  // number of events that freed capacity in tables
-	coarse        bool // makes every table coarse, for tests
+	coarse        bool // tests only: makes every table coarse
 
 	counters  Counters
 	lastTable policytable.ID
@@ -216,12 +217,12 @@ func sameSources(a, b [][]policytable.Source) bool {
 func (e *Engine) Counters() Counters { return e.counters }
 
 // Apply makes a change. If a subject's table would exceed a limit, the subject gets only the rules that fit, and
-// Reduced reports it. These rules never allow more than all rules together would. With Refuse, Apply fails instead if
-// the subject's table had all of its rules before the change. In that case, no policies and no new subjects of the
-// change take effect, but all other parts of it do. The error names the subject and the policy with the most rules in
-// the table.
+// Reduced reports it. These rules never allow more than all rules together would. With Refuse, Apply instead returns
+// an error if the subject's table had all of its rules before the change. Then no policies and no new subjects of the
+// change take effect, but all other parts of the change do. The error names the subject and the policy with the most
+// rules in the table.
 //
-// A learned address that does not fit into a table is left out of that table, and the error reports this.
+// If a learned address does not fit into a table, Apply leaves the address out of that table and returns an error.
 func (e *Engine) Apply(c Change) error {
 	dirty := make(map[*subject]struct{})
 	room := e.freed + e.counters.Tables
@@ -257,8 +258,8 @@ func (e *Engine) Apply(c Change) error {
 		e.retryWaiting()
 		e.retryMarked()
 	}
-	// When marked peers are split again, a tenant may need fewer classes than it had asked for, which frees
-	// capacity for another tenant.
+	// After the peers of a marked class were split again, their tenant may need fewer classes than it asked for. The
+	// rest is available to other tenants.
 	e.divideRows()
 	for round := 0; round < 2 && e.divideClasses(); round++ {
 		e.retryMarked()
@@ -436,7 +437,7 @@ func (e *Engine) applySubjects(c Change, dirty map[*subject]struct{}) (added []*
 	return added
 }
 
-// stale contains, for each table, the addresses whose entries must be updated.
+// stale contains the addresses whose entries must be updated, for each table.
 type stale map[*live]map[netip.Addr]struct{}
 
 // applyNames stores learned names and locations, and returns the affected addresses.
@@ -482,7 +483,7 @@ func (e *Engine) applyNames(c Change) stale {
 		include(e.placesOf, l.Identity, l.Addr)
 		moved[l.Addr] = struct{}{}
 	}
-	// If an identity was added or removed, the named ports at its addresses change.
+	// An added or removed identity changes the named ports at its addresses.
 	for _, n := range c.RemoveIdentities {
 		maps.Copy(moved, e.placesOf[n])
 	}
@@ -515,7 +516,7 @@ func put[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E, v V) {
 	m[k][e] = v
 }
 
-// exclude removes element e from the set or map of key k, and the key after its last element.
+// exclude removes element e from the set or map of key k. If no element is left, it also removes the key.
 func exclude[M ~map[K]map[E]V, K, E comparable, V any](m M, k K, e E) {
 	delete(m[k], e)
 	if len(m[k]) == 0 {
@@ -576,8 +577,8 @@ func (e *Engine) inputOf(
 	if !deny {
 		in.Flags |= table.DefaultAllow
 	}
-	// AllowHost applies only to subjects that a policy selects, not to subjects that are enforced without any
-	// policy.
+	// AllowHost applies only to subjects that a policy selects. A subject without policies that EnforceAlways
+	// isolates does not get this exception.
 	if d == policytable.Ingress && e.config.AllowHost && selected && id.Kind != identity.KindHost {
 		in.Flags |= table.HostAllow
 	}
@@ -599,7 +600,7 @@ func tooLarge(s *subject, d policytable.Direction, rules []*rule.Rule, err error
 	return fmt.Errorf("%s of identity %d: %w; the largest share is from %s", d, s.number, err, largest(rules))
 }
 
-// largest returns the policy with the most rules in the namespace that has the most rules.
+// largest returns a policy of the namespace that has the most rules: the policy with the most rules there.
 func largest(rules []*rule.Rule) string {
 	namespaces, policies := make(map[string]int), make(map[string]map[string]int)
 	for _, r := range rules {
@@ -632,8 +633,8 @@ type binding struct {
 	program
 }
 
-// commit compiles the tables of the dirty subjects, and then binds the subjects to them. It binds no subject before all
-// tables are compiled. It can fail only if refuse is set, see Apply.
+// commit compiles the tables of the dirty subjects. When all are compiled, it binds the subjects to them. It returns
+// an error only if refuse is set, see Apply.
 func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 	order := make([]*subject, 0, len(dirty))
 	for s := range dirty {
@@ -674,7 +675,7 @@ func (e *Engine) commit(dirty map[*subject]struct{}, refuse bool) error {
 			if e.splits != nil {
 				e.useTable(l, b.s)
 			}
-			if t := e.payer(b.s); !l.defined { // a Preparation may refer to it already
+			if t := e.payer(b.s); !l.defined { // a Preparation may have compiled it
 				l.payers = []shares.Tenant{t}
 			} else if len(l.named) > 0 && !slices.Contains(l.payers, t) {
 				e.unpaid[l] = struct{}{}
@@ -737,7 +738,7 @@ func (e *Engine) Entry(n identity.Numeric) table.Entry {
 	return table.Entry{IdentityClass: p.class.number, Kind: p.id.Kind, Scope: p.id.Scope, Known: true}
 }
 
-// Lookup evaluates one side of a connection in the same way as the kernel.
+// Lookup evaluates a connection in the table of one of its two endpoints, in the same way as the kernel.
 func (e *Engine) Lookup(subject identity.Numeric, d policytable.Direction, peer identity.Numeric, addr netip.Addr, q uint32) (table.Verdict, error) {
 	b, ok := e.Bound(subject, d)
 	if !ok {
@@ -753,7 +754,7 @@ func (e *Engine) Lookup(subject identity.Numeric, d policytable.Direction, peer 
 type Size struct {
 	Tables, Subjects, Identities, IdentityClasses, Selectors int
 	PeerRows, Classes, Nodes, Intervals, Prefixes, Rules     int
-	// tables in which rules with equal verdicts share address classes
+	// Merged is the number of tables that merge address classes with equal verdicts.
 	Merged int
 }
 

@@ -108,7 +108,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchExpressions: [
 	}
 }
 
-// spread returns a policy with n independent selectors, each with its own port.
+// spread returns a policy with n selectors that match independently of each other, each with its own port.
 func spread(n int) policy.Object {
 	spec := rule.Spec{Subject: selector.New(), Selects: [2]bool{true, false}, DefaultDeny: [2]bool{true, false}}
 	for i := range n {
@@ -324,8 +324,8 @@ func TestASubjectWhoseIdentityComesBackIsCompiledAgain(t *testing.T) {
 	}
 }
 
-// TestRulesTimesPrefixesAreRefusedByTheirProduct: many rules for all addresses, together with many prefixes, cost the
-// product of their numbers. They are refused before the work is done.
+// TestRulesTimesPrefixesAreRefusedByTheirProduct: the work for a table is the number of rules for all addresses times
+// the number of prefixes. A policy for which this product is too large is refused before the work starts.
 func TestRulesTimesPrefixesAreRefusedByTheirProduct(t *testing.T) {
 	const rules, nets = 2000, 3000
 	o := spread(1)
@@ -389,8 +389,8 @@ func TestASubjectThatMovesToAnotherNamespaceIsFoundThere(t *testing.T) {
 	}
 }
 
-// TestTheUnknownPodIsEvaluatedAsAnUnknownNumber: the number for unannounced pods may itself be announced. It stays
-// unknown, including its named ports.
+// TestTheUnknownPodIsEvaluatedAsAnUnknownNumber: the identity service may announce the reserved number for pods
+// without a known identity. Its labels and named ports are ignored, and it is treated as unknown.
 func TestTheUnknownPodIsEvaluatedAsAnUnknownNumber(t *testing.T) {
 	unknown, err := peer.New(identity.UnknownInCluster, label.NewSet(label.Reserved("unknown-in-cluster")))
 	if err != nil {

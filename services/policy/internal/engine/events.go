@@ -30,7 +30,7 @@ func (e *Engine) bindEvent(s *subject, d policytable.Direction, l *live) policyt
 	return b
 }
 
-// TenantsChanged emits the bindings of subjects whose namespaces now belong to other tenants.
+// TenantsChanged emits the bindings of subjects again if their namespaces now belong to other tenants.
 func (e *Engine) TenantsChanged() {
 	e.recount()
 	if e.config.Tenant == nil {
@@ -79,7 +79,7 @@ func (e *Engine) define(l *live) {
 		return
 	}
 	l.defined = true
-	l.missing = l.missing || e.divided(l) // since a Preparation compiled it
+	l.missing = l.missing || e.divided(l) // a Preparation may have compiled it when the tenants had other shares
 	e.nameSets(l)
 	e.want(l, 1)
 	if e.config.Events != nil {
@@ -102,7 +102,7 @@ func (l *live) tableID() policytable.ID {
 	return l.id
 }
 
-// text identifies the selector across runs.
+// text returns a text that identifies the selector across runs of the process.
 func (s *liveSelector) text() string {
 	if s.mark {
 		return "mark of " + s.tenant.String()

@@ -21,7 +21,8 @@ type replica struct {
 	tables  map[policytable.ID]*table.Table
 	bound   map[identity.Numeric]*[2]*policytable.ID
 	broken  string
-	// All numbers that were ever in use. Packets in flight, and slow readers, may still refer to them.
+	// All numbers that were ever in use. They must not be reused, because packets in flight and slow readers may
+	// still refer to them.
 	usedTables  map[policytable.ID]bool
 	usedClasses map[policytable.IdentityClass]bool
 }

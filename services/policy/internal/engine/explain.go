@@ -16,20 +16,20 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Match is a rule that matches a connection.
+// Match is a rule that matches a connection, with the way in which it matched.
 type Match struct {
 	Number  uint16 // its number in the table, starting with 1
 	Rule    *rule.Rule
 	Sources []policytable.Source // all its source locations
-	// ByIdentity and ByAddress report how the rule matched the peer.
+	// ByIdentity and ByAddress report whether the rule matched the identity of the peer, its address, or both.
 	ByIdentity, ByAddress bool
 }
 
 // Explanation is a verdict with all matching rules.
 type Explanation struct {
 	Verdict table.Verdict
-	// TableRule is the number of the deciding rule in the table, such as a joint rule; 0: none. Verdict names a
-	// rule that is written.
+	// TableRule is the number of the deciding rule in the table, which may be a joint rule; 0: none. Verdict contains
+	// the number of a rule that a policy contains.
 	TableRule uint16
 	Matches   []Match // in the order of evaluation
 	// Flags are the defaults that apply if no rule decides. If Enforced is false, there is no table, and everything
@@ -112,8 +112,8 @@ func (e *Engine) Explain(subject identity.Numeric, d policytable.Direction, numb
 	return x, nil
 }
 
-// decidingRule returns the first matching rule that a rule number of the table can mean: a member of a joint rule or,
-// in a coarse table, a rule with the same effect.
+// decidingRule returns the first matching rule behind a rule number of the table. The number of a joint rule means
+// all its members. In a coarse table, a number means a run of rules with the same effect.
 func (l *live) decidingRule(number uint16, matches func(uint16) bool) uint16 {
 	if number == 0 {
 		return 0

@@ -27,17 +27,19 @@ const (
 	QueryNoProxy                              // no proxy evaluates the packets, so they are dropped
 )
 
-// Limits of a NameExplanation, so that a policy with many ports occupies neither the owner nor a message.
+// Limits of a NameExplanation. They bound the time that a policy with many ports takes in the goroutine of the owner,
+// and the size of the answer.
 const (
 	maxNameRules = 256
 	maxNamePorts = 32 // evaluated for each address
 )
 
-// NameExplanation explains a DNS query, and to which addresses of its name the subject may connect.
+// NameExplanation explains a DNS query, and lists the addresses of its name to which the subject may connect.
 type NameExplanation struct {
 	Name    string // canonical
 	Outcome QueryOutcome
-	// Allows has the matching rules that decide about names together, by number: whether the rule allows the name.
+	// Allows tells, by rule number, whether a rule allows the name. It contains the matching redirect rules whose
+	// union decides about the name.
 	Allows map[uint16]bool
 	// Rules are the first egress rules with a name or pattern that matches the name, in the order of evaluation.
 	Rules     []Match
@@ -66,7 +68,7 @@ func (e *Engine) ExplainName(subject identity.Numeric, x Explanation, name strin
 	for i, r := range l.program.Rules() {
 		n := uint16(i + 1) //nolint:gosec // at most table.MaxRules
 		if members := l.program.Members(n); len(members) > 1 || members[0] != n {
-			continue // its members are listed
+			continue // a joint rule; its members are listed
 		}
 		selects := func(p rule.NamePeer) bool { return p.Pattern.Matches(out.Name) }
 		if len(out.Rules) < maxNameRules && slices.ContainsFunc(r.Peers.Names, selects) {
@@ -99,7 +101,7 @@ func (e *Engine) ExplainName(subject identity.Numeric, x Explanation, name strin
 	return out, nil
 }
 
-// portsOf returns the first ranges of ports of rules, without duplicates.
+// portsOf returns the first port ranges of rules, without duplicates.
 func portsOf(rules []Match) (out []port.Range) {
 	for _, m := range rules {
 		list := m.Rule.Ports

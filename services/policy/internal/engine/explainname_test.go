@@ -16,7 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// TestQueryIsExplained: the outcome of a query, the rules that decide about its name, and the ports of its addresses.
+// TestQueryIsExplained checks the outcome of a query, the rules that decide about its name, and the ports that are
+// allowed at its addresses.
 func TestQueryIsExplained(t *testing.T) {
 	const subject, server = identity.MinCluster, identity.MinCluster + 1
 	const (
@@ -102,7 +103,7 @@ func TestQueryIsExplained(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The numbers of rules depend on their digests.
+		// The numbers of rules depend on the digests of the rules.
 		var allows string
 		switch yes, no := countOf(n.Allows); {
 		case yes == 1 && no == 1:

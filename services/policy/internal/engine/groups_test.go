@@ -58,7 +58,7 @@ spec:
 	return c
 }
 
-// work returns the difference of two counts, in the fields that a change of groups may affect.
+// work returns the difference of two counters, for the counters that a change of groups may increase.
 func work(before, after Counters) string {
 	return fmt.Sprintf("%d programs, %d tables, %d binds, %d prefixes of groups read",
 		after.Programs-before.Programs, after.Tables-before.Tables, after.Binds-before.Binds, after.GroupPrefixes-before.GroupPrefixes)
@@ -92,7 +92,8 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 	const groups, subjects = 100, 200
 	peers := map[string]struct {
 		peer func(i int) string
-		// subjects with group 7 (team t7) as a peer, and subjects that a new group of team t7 affects.
+		// of7 is the number of subjects with group 7 (team t7) as a peer, and ofT7 the number of subjects that a new
+		// group of team t7 affects.
 		of7, ofT7 int
 	}{
 		"by name":  {func(i int) string { return fmt.Sprintf("{cidrGroupRef: g%d}", i%groups) }, 2, 0},
@@ -109,8 +110,8 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 				c.UpsertPolicies = append(c.UpsertPolicies, addressGroup(t, i, 20))
 			}
 			apply(t, e, c)
-			// A marked subject has a program for its egress, which is bound to a new table; subjects with the same
-			// peer share it.
+			// For each affected subject, one program is compiled, and the subject is bound to a new table. Subjects
+			// with the same peer share a table.
 			want := func(subjects, read int) string {
 				return fmt.Sprintf("%d programs, %d tables, %d binds, %d prefixes of groups read", subjects, min(subjects, 1), subjects, read)
 			}
@@ -137,9 +138,9 @@ func TestAGroupConcernsOnlySubjectsThatMatchIt(t *testing.T) {
 	}
 }
 
-// TestEveryGroupConcernsANegativeSelectorThatReachesNodes: if address rules also apply to nodes, any group may contain
-// an address of a node, whatever the labels of the group are. A rule without a positive requirement therefore depends
-// on every group.
+// TestEveryGroupConcernsANegativeSelectorThatReachesNodes: if address rules also apply to nodes, any group may
+// contain an address of a node. A rule without a positive requirement therefore depends on every group, whatever
+// labels the group has.
 func TestEveryGroupConcernsANegativeSelectorThatReachesNodes(t *testing.T) {
 	node, err := peer.New(identity.RemoteNode, label.NewSet(label.Reserved(identity.NameRemoteNode)))
 	if err != nil {

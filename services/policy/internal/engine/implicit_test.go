@@ -32,8 +32,9 @@ func policyOf(t *testing.T, o rule.Options, name, egress, deny string) policy.Ob
 	return out
 }
 
-// TestImplicitDNSRuleRedirectsWhatRulesAllow: with dns.implicit, the queries of pods with toFQDNs and no DNS rule are
-// redirected with a set for every name, and no verdict becomes an allow.
+// TestImplicitDNSRuleRedirectsWhatRulesAllow: with dns.implicit, DNS queries of pods that have toFQDNs and no DNS
+// rule are redirected to the proxy with a rule set for every name. No connection becomes allowed that was denied
+// before.
 func TestImplicitDNSRuleRedirectsWhatRulesAllow(t *testing.T) {
 	const subject, server, other = identity.MinCluster, identity.MinCluster + 1, identity.MinCluster + 2
 	const (
@@ -110,7 +111,8 @@ func TestImplicitDNSRuleRedirectsWhatRulesAllow(t *testing.T) {
 	}
 }
 
-// TestImplicitDNSRuleEndsWithTheNames: the tables follow the policies of the pod.
+// TestImplicitDNSRuleEndsWithTheNames: the implicit DNS rule of a pod is removed with the last of its policies that
+// contains DNS names.
 func TestImplicitDNSRuleEndsWithTheNames(t *testing.T) {
 	const subject, server = identity.MinCluster, identity.MinCluster + 1
 	on := rule.Options{ImplicitDNS: true, DNSOverUDP: true}

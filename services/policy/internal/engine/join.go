@@ -24,17 +24,18 @@ import (
 type union struct {
 	payer shares.Tenant
 	key   layer7.Digest
-	built bool // the share of the payer had space for it
+	built bool // the rule set fits into the share of the tenant that pays for it
 }
 
-// namedSet is a rule set of a table that is defined.
+// namedSet is a rule set of a defined table, with its number.
 type namedSet struct {
 	*layer7.Set
 	number policytable.RuleSet
 }
 
-// join gives the program of a new table the joint rules that the present peers need, as far as the share of a tenant
-// has space for their sets. Until then, the sets of parts of the rules apply, which allow less.
+// join adds the joint rules that the existing peers need to the program of a new table. It leaves out joint rules
+// whose rule sets do not fit into the share of the payer. Connections then use the rule set of a part of the members,
+// which allows less.
 func (e *Engine) join(l *live, payer shares.Tenant) error {
 	if !l.program.Joinable() {
 		return nil
@@ -86,7 +87,8 @@ func (e *Engine) join(l *live, payer shares.Tenant) error {
 	return nil
 }
 
-// reserve returns the lists of rules whose unions may be built: small ones first.
+// reserve returns the lists of rules whose unions may be built, smallest first, so that as many as possible fit into
+// the share of the payer.
 func (e *Engine) reserve(l *live, payer shares.Tenant, lists [][]uint16) (built [][]uint16) {
 	type candidate struct {
 		members []uint16
@@ -121,7 +123,7 @@ func (e *Engine) addJoints() {
 		}
 	}
 	for _, l := range inOrder(lack) {
-		// If the table is too large with further joint rules, it keeps the present ones, which allow less.
+		// If the table becomes too large with further joint rules, keep the existing ones, which allow less.
 		l.missing = false
 		e.replaceTable(l)
 	}
@@ -154,12 +156,12 @@ func (e *Engine) nameSets(l *live) {
 	}
 }
 
-// Renumber replaces the tables whose rule sets have got or lost a number. Apply does so, too; the owner of the numbers
-// calls Renumber after numbers have become free.
+// Renumber replaces the tables whose rule sets have got or lost a number. Apply does this, too. The owner of the
+// numbers calls Renumber after it has freed numbers.
 func (e *Engine) Renumber() { e.renumber() }
 
-// renumber replaces the tables whose rule sets have got or lost a number since they were defined, or whose joint rules
-// have got or lost the space for their sets.
+// renumber replaces tables for two reasons: a rule set of the table got or lost its number since the table was
+// defined, or the memory for the union of a joint rule was granted or withdrawn.
 func (e *Engine) renumber() {
 	e.recharge()
 	if !e.sets.Divide() {
@@ -173,13 +175,14 @@ func (e *Engine) renumber() {
 	}
 }
 
-// divided reports whether other unions of a table may be built now than when it was compiled.
+// divided reports whether the shares now allow other unions for a table than when it was compiled.
 func (e *Engine) divided(l *live) bool {
 	return slices.ContainsFunc(l.unions, func(u union) bool { return u.built != e.sets.Reserved(u.payer, u.key) })
 }
 
-// recharge charges the rule sets of tables to the tenants of the subjects that have the tables now. Otherwise a tenant
-// would pay for the tables of others, or a table would lack numbers because only a tenant above its share pays for it.
+// recharge charges the rule sets of a table to the tenants whose subjects use the table now. Otherwise a tenant would
+// pay for a table that it no longer uses, or a table would get no numbers because the only tenant that pays is over
+// its share.
 func (e *Engine) recharge() {
 	if len(e.unpaid) == 0 {
 		return
@@ -199,7 +202,7 @@ func (e *Engine) recharge() {
 	for _, l := range inOrder(e.unpaid) {
 		now := tenants[l]
 		if len(now) == 0 {
-			continue // a Preparation holds it, and a subject of any tenant may get it
+			continue // only a Preparation refers to it; its subjects are not known yet
 		}
 		delete(e.unpaid, l)
 		for _, t := range now {
@@ -255,7 +258,7 @@ func (l *live) structure() [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// want adds to the number of tables that depend on the names of a table.
+// want adds by to the counts of tables that depend on the DNS names of a table's program.
 func (e *Engine) want(l *live, by int) {
 	for _, n := range l.program.Names() {
 		before := e.wanted[n.Pattern]
@@ -267,9 +270,9 @@ func (e *Engine) want(l *live, by int) {
 	}
 }
 
-// WantedNames returns the patterns of the names whose addresses tables depend on, in no particular order. If there are
-// more than most, it returns none, and fits is false. It reports whether they may have changed since the last call; if
-// not, it returns no patterns.
+// WantedNames returns the patterns of the names whose addresses tables depend on, in no particular order. If there
+// are more patterns than most, it returns none, and fits is false. changed is false if the patterns are the same as
+// in the last call; it then returns none either.
 func (e *Engine) WantedNames(most int) (patterns []dnsname.Pattern, fits, changed bool) {
 	if !e.wantedChanged {
 		return nil, false, false

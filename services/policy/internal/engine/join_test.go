@@ -40,7 +40,7 @@ func labelled(t *testing.T, n identity.Numeric, ns string, keys ...string) peer.
 	return id
 }
 
-// asks returns a policy that redirects DNS to peers with a label, and allows the given names.
+// asks returns a policy that redirects DNS queries to the peers with a label, and allows the given names.
 func asks(t *testing.T, ns, name, key string, names ...string) policy.Object {
 	t.Helper()
 	rules := &layer7.Rules{}
@@ -70,8 +70,8 @@ func asks(t *testing.T, ns, name, key string, names ...string) policy.Object {
 	}}}
 }
 
-// TestNewPeerGetsTheUnion: a table without the joint rule that a new peer needs is replaced in the change that brings
-// the peer.
+// TestNewPeerGetsTheUnion: a change adds a peer that needs a joint rule which the table does not have. The same
+// change replaces the table.
 func TestNewPeerGetsTheUnion(t *testing.T) {
 	const subject, both = identity.MinCluster, identity.MinCluster + 1
 	e := New(Config{})
@@ -118,8 +118,8 @@ func TestNewPeerGetsTheUnion(t *testing.T) {
 	}
 }
 
-// TestOneTenantDoesNotUseUpTheRuleSets: a tenant with more sets than its share does not get a number for each. Another
-// tenant's tables get numbers.
+// TestOneTenantDoesNotUseUpTheRuleSets: a tenant has more rule sets than its share. Some of them get no number, but
+// all rule sets of another tenant do.
 func TestOneTenantDoesNotUseUpTheRuleSets(t *testing.T) {
 	const size = 16
 	now := time.Unix(1_795_000_000, 0)
@@ -153,7 +153,7 @@ func TestOneTenantDoesNotUseUpTheRuleSets(t *testing.T) {
 		t.Errorf("the greedy tenant: %d sets with a number, %d without", with, without)
 	}
 	apply(t, e, Change{UpsertPolicies: []policy.Object{asks(t, "small", "p", "k", "n.example")}})
-	for range 3 { // the number that the greedy tenant loses is free after the grace
+	for range 3 { // the number that is withdrawn from the greedy tenant becomes free after a grace period
 		now = now.Add(ruleset.Grace)
 		sets.Expire()
 		apply(t, e, Change{})
@@ -163,9 +163,9 @@ func TestOneTenantDoesNotUseUpTheRuleSets(t *testing.T) {
 	}
 }
 
-// TestSharedTableIsNotClosedByATenantAboveItsShare: the first subject of a table of a cluster-wide policy belongs to a
-// tenant that has used up its share. A later subject belongs to another tenant, which pays for the number as well, so
-// the table gets one.
+// TestSharedTableIsNotClosedByATenantAboveItsShare: the first subject of a table belongs to a tenant that has used up
+// its share of numbers. A later subject of the same table belongs to another tenant. The rule set gets a number,
+// because the other tenant pays for it, too.
 func TestSharedTableIsNotClosedByATenantAboveItsShare(t *testing.T) {
 	const size = 16
 	now := time.Unix(1_795_000_000, 0)
@@ -189,7 +189,7 @@ func TestSharedTableIsNotClosedByATenantAboveItsShare(t *testing.T) {
 	}
 	apply(t, e, Change{AddSubjects: []identity.Numeric{first}})
 	apply(t, e, Change{AddSubjects: []identity.Numeric{second}})
-	for range 3 { // what is taken from the greedy tenant is free after the grace
+	for range 3 { // the numbers that are withdrawn from the greedy tenant become free after a grace period
 		now = now.Add(ruleset.Grace)
 		sets.Expire()
 		apply(t, e, Change{})
@@ -202,8 +202,8 @@ func TestSharedTableIsNotClosedByATenantAboveItsShare(t *testing.T) {
 	}
 }
 
-// TestTenantPaysForNoTablesOfOthers: the tenants of all subjects pay for a table. A tenant pays no longer when it has
-// no subject with the table any more, or when the namespace belongs to another tenant.
+// TestTenantPaysForNoTablesOfOthers: all tenants whose subjects use a table pay for it. A tenant stops paying when
+// the last of its subjects leaves the table, or when the namespace moves to another tenant.
 func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 	now := time.Unix(1_795_000_000, 0)
 	sets := ruleset.New(ruleset.Config{Size: 16, Now: func() time.Time { return now }})
@@ -261,9 +261,9 @@ func TestTenantPaysForNoTablesOfOthers(t *testing.T) {
 	}
 }
 
-// TestOnlyQueriesForEveryNamePassWithoutTheProxy: while the DNS proxy does not run, only queries that a rule for every
-// name redirects pass; with PassWithoutDNSProxy all queries pass. The setting changes the structure hash of the table,
-// so that a datapath replaces a table from before a change of the setting.
+// TestOnlyQueriesForEveryNamePassWithoutTheProxy: while the DNS proxy does not run, only queries that a rule for
+// every name redirects pass; with PassWithoutDNSProxy all queries pass. The structure hash of a table depends on the
+// setting, so that a datapath replaces the table when the setting has changed.
 func TestOnlyQueriesForEveryNamePassWithoutTheProxy(t *testing.T) {
 	const subject = identity.MinCluster
 	structures := make(map[[32]byte]bool)
@@ -302,8 +302,8 @@ func TestOnlyQueriesForEveryNamePassWithoutTheProxy(t *testing.T) {
 	}
 }
 
-// TestWithoutDNSProxyTablesNameNoSet: a DNS proxy that runs nevertheless must not evaluate rules that this service
-// reports as not enforced.
+// TestWithoutDNSProxyTablesNameNoSet: with WithoutDNSProxy, tables refer to no rule sets. So a DNS proxy that runs
+// nevertheless cannot evaluate rules that this service reports as not enforced.
 func TestWithoutDNSProxyTablesNameNoSet(t *testing.T) {
 	const subject = identity.MinCluster
 	for _, without := range []bool{false, true} {
@@ -328,9 +328,9 @@ func TestWithoutDNSProxyTablesNameNoSet(t *testing.T) {
 	}
 }
 
-// TestUnionsTakeBoundedMemory: two policies of one megabyte would make a thousand unions of one megabyte each. Only
-// unions within the share of their tenant are built; at other ports the first policy applies alone. Another tenant gets
-// its union.
+// TestUnionsTakeBoundedMemory: two policies of one megabyte would need a thousand unions of one megabyte each. Only
+// the unions that fit into the tenant's share are built. At other ports, the rule set of the first policy alone
+// applies. Another tenant gets its union.
 func TestUnionsTakeBoundedMemory(t *testing.T) {
 	const limit, ports = 16 << 20, 1000
 	now := time.Unix(1_795_000_000, 0)
@@ -384,7 +384,7 @@ func TestUnionsTakeBoundedMemory(t *testing.T) {
 	if count, _ := joint(small); count != 1 {
 		t.Errorf("the other tenant has %d unions, want 1", count)
 	}
-	// Everywhere, the verdict is a redirect by a set that allows no more than the union.
+	// At every port, the packets are redirected, with a rule set that allows no more than the union.
 	l := e.subjects[greedy].bound[policytable.Egress]
 	for i := range ports {
 		q := port.At(port.UDP, uint16(1000+i))
@@ -398,7 +398,7 @@ func TestUnionsTakeBoundedMemory(t *testing.T) {
 			}
 		}
 	}
-	// The engine compiles no table again while the shares stay.
+	// While the shares stay the same, the engine does not recompile tables.
 	level()
 	tables := e.Counters().Tables
 	for range 3 {
@@ -407,7 +407,7 @@ func TestUnionsTakeBoundedMemory(t *testing.T) {
 	if n := e.Counters().Tables; n != tables {
 		t.Errorf("%d tables were compiled without a change", n-tables)
 	}
-	// The space of removed unions is free again.
+	// The memory of removed unions can be used again.
 	apply(t, e, Change{DeletePolicies: []policy.Key{long.Key, many.Key}})
 	now = now.Add(ruleset.Grace)
 	sets.Expire()

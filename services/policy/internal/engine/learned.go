@@ -11,11 +11,12 @@ import (
 )
 
 // learned holds the learned DNS names and their addresses, by keys of type dnsname.Learned, for lookups in both
-// directions. A node may have hundreds of
-// thousands of addresses, so each direction has slices instead of small maps, which would take four times the memory.
+// directions. A node may have hundreds of thousands of addresses. Therefore each direction uses slices: small maps
+// would take four times the memory.
 type learned struct {
 	byName map[dnsname.Learned]*learnedName
-	// first holds one name of each address, and further its other names. Few addresses have several names.
+	// first contains one name of each address. further contains the other names of the few addresses that have
+	// several.
 	first   map[netip.Addr]*learnedName
 	further map[netip.Addr][]*learnedName
 }
@@ -32,7 +33,7 @@ func newLearned() learned {
 	}
 }
 
-// add adds an address to a name. It reports whether the name did not have it before.
+// add adds an address to a name. It returns false if the name had the address already.
 func (l *learned) add(name dnsname.Learned, a netip.Addr) bool {
 	n := l.byName[name]
 	if n == nil {
@@ -86,8 +87,8 @@ func (l *learned) remove(name dnsname.Learned, a netip.Addr) bool {
 	return true
 }
 
-// without returns a slice without one of its elements; nil if there is no other. It frees memory when few elements are
-// left, because otherwise the memory of all names could grow to the largest number of addresses that each of them had.
+// without returns a slice without one of its elements, or nil if no element is left. It shrinks the slice when few
+// elements are left. Otherwise each name would keep the memory for the largest number of addresses that it ever had.
 func without[E any](s []E, i int) []E {
 	switch s = slices.Delete(s, i, i+1); {
 	case len(s) == 0:
@@ -98,7 +99,7 @@ func without[E any](s []E, i int) []E {
 	return s
 }
 
-// names returns the names of an address that are for the pods of a namespace.
+// names returns the names of an address that apply to the pods of a namespace.
 func (l *learned) names(a netip.Addr, namespace string) []string {
 	n := l.first[a]
 	if n == nil {

@@ -19,7 +19,8 @@ func learnedAddress(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{20, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// TestLearnedNamesAreThoseOfTwoMaps adds and removes at random, and compares both directions with maps.
+// TestLearnedNamesAreThoseOfTwoMaps adds and removes addresses at random, and compares the lookups in both directions
+// with maps.
 func TestLearnedNamesAreThoseOfTwoMaps(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -61,8 +62,8 @@ func TestLearnedNamesAreThoseOfTwoMaps(t *testing.T) {
 	}
 }
 
-// TestRemovedAddressesTakeNoMemory: a name that had a thousand addresses and lost all but one takes no more memory than
-// a name that never had more. The same applies to an address with a thousand names.
+// TestRemovedAddressesTakeNoMemory: a name that had a thousand addresses and has one left uses no more memory than a
+// name that never had more than one. The same applies to an address that had a thousand names.
 func TestRemovedAddressesTakeNoMemory(t *testing.T) {
 	l := newLearned()
 	for i := range 1000 {
@@ -81,7 +82,7 @@ func TestRemovedAddressesTakeNoMemory(t *testing.T) {
 	}
 }
 
-// BenchmarkMemoryOfLearnedNames reports what the names and addresses of a full table take in an engine.
+// BenchmarkMemoryOfLearnedNames reports the memory that the names and addresses of a full table use in an engine.
 func BenchmarkMemoryOfLearnedNames(b *testing.B) {
 	for _, shape := range []struct{ names, addresses, namesPerAddress int }{
 		{16_384, 262_144, 1}, {256, 262_144, 1}, {16_384, 262_144, 2}, {16_384, 262_144, 16},

@@ -75,7 +75,7 @@ func (n *naive) evaluate(q scenario.Question) answer {
 	return answer{action: policytable.Deny}
 }
 
-// members returns the rules that are united with a redirect rule.
+// members returns the rules whose layer 7 rules are combined with the rules of a redirect rule.
 func (n *naive) members(
 	decides *rule.Rule, rules []*rule.Rule, subject peer.Identity, q scenario.Question,
 ) (out []member7) {
@@ -96,7 +96,7 @@ func (n *naive) members(
 	return out
 }
 
-// everywhere reports whether a rule is known to match all peers of the scope of the query's peer.
+// everywhere reports whether a rule matches all peers of the scope to which the query's peer belongs.
 func (n *naive) everywhere(r *rule.Rule, q scenario.Question) bool {
 	named := slices.ContainsFunc(r.Ports, func(p rule.Port) bool { return p.Name != "" })
 	if named && q.Direction == policytable.Egress {
@@ -154,7 +154,8 @@ func (n *naive) rules(subject peer.Identity, d policytable.Direction) (rules []*
 	return rules
 }
 
-// peer returns the peer of a query. The number for unannounced pods is as unknown as a nonexistent number.
+// peer returns the peer of a query. It returns false for a number that does not exist, and for the reserved number of
+// pods without a known identity.
 func (n *naive) peer(q scenario.Question) (peer.Identity, bool) {
 	peer, ok := n.state.Identities[q.Peer]
 	return peer, ok && peer.Kind != identity.KindUnknown

@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// TestNamesAreForTheNamespaceThatAsked: one policy selects the same name for the pods of all namespaces. Addresses that
-// a pod has learned are for its namespace alone, and addresses that were added by hand are for all.
+// TestNamesAreForTheNamespaceThatAsked: a policy selects the same name for pods of all namespaces. Addresses that a
+// pod has learned apply only to its own namespace. Addresses that were added by hand apply to all namespaces.
 func TestNamesAreForTheNamespaceThatAsked(t *testing.T) {
 	const a, b, none = identity.MinCluster, identity.MinCluster + 1, identity.MinCluster + 2
 	docs, err := manifest.Parse([]byte("apiVersion: cilium.io/v2\nkind: CiliumClusterwideNetworkPolicy\n" +
@@ -73,7 +73,7 @@ func TestNamesAreForTheNamespaceThatAsked(t *testing.T) {
 		if got := allowed(e); !slices.Equal(got, c.want) {
 			t.Errorf("%q opens %s for %v, want %v", c.key, addr, got, c.want)
 		}
-		fork, err := e.Draft().Fork(nil, a, b, none) // tables that are compiled with the name
+		fork, err := e.Draft().Fork(nil, a, b, none) // tables that are compiled after the name was learned
 		if err != nil {
 			t.Fatal(err)
 		}

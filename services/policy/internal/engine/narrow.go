@@ -14,8 +14,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
-// Narrows reports whether the policies would allow less to an identity if it had the labels of next. It compares rules,
-// and evaluates no packets. It returns false if this is uncertain, or if the rules stay the same.
+// Narrows reports whether the policies would allow less to an identity if it had the labels of next. It compares
+// rules, and evaluates no packets. It returns false if it cannot decide this by comparing rules, or if the rules stay
+// the same.
 func (e *Engine) Narrows(n identity.Numeric, next peer.Identity) bool {
 	now := e.peers[n]
 	if now == nil || !slices.Equal(now.id.Ports, next.Ports) {
@@ -56,7 +57,7 @@ func narrower(before, after compile.Input) (less, same bool) {
 	}
 	named := func(r *rule.Rule) bool { return len(r.Peers.Names) > 0 }
 	if before.Namespace != after.Namespace && slices.ContainsFunc(after.Rules, named) {
-		return false, false // other learned addresses apply
+		return false, false // the namespace changes, so other learned addresses apply
 	}
 	was, is := placesOf(before.Rules), placesOf(after.Rules)
 	same = before.Flags == after.Flags

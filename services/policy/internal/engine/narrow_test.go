@@ -62,7 +62,8 @@ func TestLabelsThatNarrowAllowNothingElse(t *testing.T) {
 	}
 }
 
-// TestQuarantineNarrows: the policy of a label denies everything that other policies of the pod allow.
+// TestQuarantineNarrows: a pod gets a label that a policy selects to deny everything. The change of labels counts as
+// narrowing.
 func TestQuarantineNarrows(t *testing.T) {
 	all := rule.Peers{Any: true}
 	object := func(name, key, value string, rules ...*rule.Rule) policy.Object {

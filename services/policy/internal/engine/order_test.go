@@ -35,8 +35,8 @@ func ciliumPolicy(name, verb, peer string) string {
 spec: {endpointSelector: {}, %s: [%s]}}`, name, verb, peer)
 }
 
-// TestTheOrderOfRulesDecides: each case evaluates a connection from one namespace to another on TCP 5432. The policies
-// are applied in both orders.
+// TestTheOrderOfRulesDecides: each case evaluates a connection from one namespace to another on TCP 5432. The
+// policies of each case are applied in both orders.
 func TestTheOrderOfRulesDecides(t *testing.T) {
 	const db = `toEndpoints: [{matchLabels: {"k8s:io.kubernetes.pod.namespace": db}}]`
 	for _, test := range []struct {

@@ -38,7 +38,7 @@ type identityClass struct {
 	selectors []*liveSelector // by id
 	members   map[*member]struct{}
 	rows      map[*live]struct{} // tables with a row of this class
-	// tables that treat the class as unknown; may be nil
+	// unclassifiedIn contains the tables that treat the peers of the class as unknown. It may be nil.
 	unclassifiedIn map[*live]struct{}
 	payer          shares.Tenant // the tenant to which the class is charged
 	variants       []string      // keys in splits.variants
@@ -48,17 +48,17 @@ type identityClass struct {
 type liveSelector struct {
 	selector.Selector
 	id      int
-	refs    int // tables that use it
+	refs    int // number of tables that use it
 	tables  map[*live]struct{}
 	classes map[*identityClass]struct{}
-	// defaults are the kinds of peers whose default peer the selector matches.
+	// defaults tells for each kind of peer whether the selector matches the default peer of that kind.
 	defaults [identity.Kinds]bool
 	tenant   shares.Tenant // tenant of its policies; System: cluster-wide, or several tenants
-	mark     bool          // the selector is a mark, see splits
+	mark     bool          // the selector marks classes of a tenant without capacity, see splits
 }
 
 // selectorIndex finds the selectors that can match a label set without visiting all selectors. Each selector is
-// indexed under its most selective requirement.
+// indexed under the one of its requirements that the fewest peers meet.
 type selectorIndex struct {
 	byText   map[string]*liveSelector
 	byLabel  map[string][]*liveSelector // key=value or key
@@ -69,8 +69,8 @@ type selectorIndex struct {
 
 func newSelectorIndex(cluster string) selectorIndex {
 	ix := selectorIndex{byText: make(map[string]*liveSelector), byLabel: make(map[string][]*liveSelector)}
-	// Use as the default a pod of which only two facts are known: its cluster, and that it has a namespace.
-	// Selectors that match it need no rows.
+	// The default peer is a pod of which only two facts are known: its cluster, and that it has a namespace. A
+	// selector that matches this pod needs no row of its own.
 	ix.defaults[identity.KindInCluster] = label.NewSet(
 		label.Kubernetes(label.KeyNamespace, ""), label.Kubernetes(label.KeyCluster, cluster))
 	ix.defaults[identity.KindWorld4] = label.NewSet(label.Reserved(identity.NameWorldIPv4))
@@ -221,7 +221,8 @@ func (e *Engine) dropClass(c *identityClass) {
 	e.emit(policytable.RetireIdentityClass{IdentityClass: c.number})
 }
 
-// enter moves a peer into a class. Tables know the peer by its class, so this one write makes it known to all of them.
+// enter moves a peer into a class. Tables refer to the class and not to the peer, so this single write is enough for
+// all tables to know the peer.
 func (e *Engine) enter(p *member, c *identityClass) {
 	before := p.class
 	p.class = c
@@ -235,8 +236,8 @@ func (e *Engine) enter(p *member, c *identityClass) {
 	}
 }
 
-// addPeer puts a peer into an identity class. A table that has no capacity for another peer class treats the peer as
-// unknown. If a table has no capacity for another row, all tables treat the peer as unknown.
+// addPeer puts a peer into an identity class. If a table has no capacity for another peer class, this table treats
+// the peer as unknown. If a table has no capacity for another row, all tables treat the peer as unknown.
 func (e *Engine) addPeer(p *member) error {
 	return e.classify(p, e.matching(p.id.Labels))
 }
@@ -247,7 +248,7 @@ func (e *Engine) classify(p *member, sels []*liveSelector) error {
 	return e.assignClass(p, sels, key, c)
 }
 
-// assignClass moves a peer into a class, or, if it is nil, into a new class with the given selectors.
+// assignClass moves a peer into class c. If c is nil, it creates a class with the given selectors.
 func (e *Engine) assignClass(p *member, sels []*liveSelector, key string, c *identityClass) error {
 	if c != nil && c == p.class {
 		return nil
@@ -313,8 +314,8 @@ func (e *Engine) leaveUnclassified(l *live, c *identityClass) {
 	}
 }
 
-// retryIncomplete renews each table that has no peer class for some peers, but still contains peer classes without
-// peers.
+// retryIncomplete recompiles the tables that have no capacity for the peer classes of some peers, if they still
+// contain peer classes that no peer uses.
 func (e *Engine) retryIncomplete() {
 	for _, l := range inOrder(e.incomplete) {
 		if l.refs > 0 {
@@ -354,7 +355,7 @@ func (e *Engine) applyIdentities(c Change, dirty map[*subject]struct{}) {
 			e.index(p, false)
 			p.id, p.ports = id, text
 		}
-		// the identity was absent for a while, or its labels have changed
+		// The identity was absent for a while, or its labels have changed.
 		if s := e.subjects[id.Number]; s != nil {
 			e.enlist(s, false)
 			e.enlist(s, true)
@@ -455,7 +456,7 @@ func (e *Engine) acquire(programs []*compile.Program) {
 		}
 	}
 	for _, p := range byNumber(gained) {
-		// New ids are larger than all others, so the list stays sorted.
+		// The ids of new selectors are larger than all others, so the list stays sorted.
 		all := append(slices.Clone(p.class.selectors), gained[p]...)
 		if e.splits == nil {
 			e.move(p, all)
@@ -470,7 +471,7 @@ func (e *Engine) acquire(programs []*compile.Program) {
 		switch {
 		case c == p.class:
 		case slices.ContainsFunc(admitted, func(s *liveSelector) bool { return s.mark }):
-			// The former selectors still distinguish peers.
+			// The selectors that the class already had still distinguish its peers.
 			kept := slices.Clone(p.class.selectors)
 			for _, s := range admitted {
 				if s.mark || slices.Contains(gained[p], s) {
@@ -522,8 +523,8 @@ func (e *Engine) gain(s selector.Selector, tenant shares.Tenant, gained map[*mem
 	})
 }
 
-// move moves a peer into the class of these selectors. They differ from the selectors of the peer's current class only
-// in selectors that no table uses.
+// move moves a peer into the class with these selectors. Compared with the peer's current class, only selectors that
+// no table uses any more may be missing.
 func (e *Engine) move(p *member, sels []*liveSelector) {
 	old := p.class
 	key := classKey(old.kind, old.portsText, sels)

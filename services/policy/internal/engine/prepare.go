@@ -15,18 +15,18 @@ import (
 )
 
 // Preparation compiles the tables that a change of policies will need, a few at a time, so that the change itself finds
-// them ready. It also keeps the tables that the change no longer needs, so that they can be released a few at a time. A
-// Preparation changes no verdict. Other changes may be applied between its steps; a table that is then no longer needed
-// was compiled in vain.
+// them ready. It also keeps the tables that the change no longer needs, so that they can be released a few at a time.
+// A Preparation changes no verdict. Other changes may be applied between its steps. They can make a prepared table
+// unnecessary, but never wrong.
 type Preparation struct {
 	engine   *Engine
-	change   Change // the policies that are not marked yet
+	change   Change // policies of the change whose subjects are not marked yet
 	dirty    map[identity.Numeric]struct{}
 	replaced map[policy.Key]struct{}
 	specs    map[string][]*rule.Spec // specs of the new policies, by namespace
 	groups   *compile.Groups         // groups after the change
 	changed  []*policy.Group         // groups that the change affects
-	grouped  []identity.Numeric      // subjects to be marked whose tables may depend on changed groups
+	grouped  []identity.Numeric      // subjects still to be checked: their tables may depend on changed groups
 	subjects []identity.Numeric      // subjects still to be compiled
 	held     map[compile.Hash]struct{}
 	refuse   bool
@@ -40,8 +40,8 @@ func (e *Engine) Prepare(c Change) *Preparation {
 	}
 }
 
-// Mark finds the subjects that are affected by the given number of policies of the change. The caller must repeat it
-// until it returns false, because no policies are left.
+// Mark finds the subjects that the next policies of the change affect; policies is their number. It returns false
+// when no policies are left. The caller must repeat it until then.
 func (p *Preparation) Mark(policies int) bool {
 	dirty := make(map[*subject]struct{})
 	for ; policies > 0 && len(p.change.DeletePolicies) > 0; policies-- {
@@ -105,8 +105,8 @@ func (p *Preparation) regroup(g *policy.Group) *compile.Groups {
 	return p.groups
 }
 
-// subjectCost is the number of policies that can be marked in the time of one check whether a subject's tables depend
-// on groups.
+// subjectCost is the cost of checking whether a subject's tables depend on groups, as a number of policies that can
+// be marked in the same time.
 const subjectCost = 16
 
 // markGrouped marks the subjects whose tables depend on changed groups, once all policies are marked.
@@ -125,7 +125,7 @@ func (p *Preparation) markGrouped(policies int, dirty map[*subject]struct{}) {
 // Subjects returns the number of affected subjects that are still to be compiled.
 func (p *Preparation) Subjects() int { return len(p.subjects) }
 
-// Step compiles the tables of the given number of subjects. It reports whether subjects are left.
+// Step compiles the tables of the given number of subjects. It returns true if further subjects are left.
 func (p *Preparation) Step(subjects int) bool {
 	for ; subjects > 0 && len(p.subjects) > 0; subjects-- {
 		s := p.engine.subjects[p.subjects[0]]
@@ -163,7 +163,8 @@ func (p *Preparation) Step(subjects int) bool {
 	return len(p.subjects) > 0
 }
 
-// hold keeps a table from being removed. It records the hash of the table, because the table may be renewed.
+// hold keeps a table from being removed. It stores the hash of the table and not a pointer, because the table may be
+// replaced.
 func (p *Preparation) hold(l *live) {
 	if _, ok := p.held[l.program.Hash]; !ok {
 		p.held[l.program.Hash] = struct{}{}
@@ -193,8 +194,8 @@ func (p *Preparation) rules(s *subject) func(func(*rule.Spec)) {
 	}
 }
 
-// Release releases the given number of tables, and removes those that are not in use. The caller must repeat it until
-// it returns false, because no tables are left.
+// Release releases the given number of tables, and removes those that no subject uses. It returns false when no
+// tables are left. The caller must repeat it until then.
 func (p *Preparation) Release(tables int) bool {
 	p.subjects = nil
 	list := make(map[*live]struct{})

@@ -27,13 +27,13 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 		change := Change{UpsertPolicies: []policy.Object{decodeOne(t, strings.ReplaceAll(all, "PORT", port))}}
 		before := e.Size()
 		p := e.Prepare(change)
-		for p.Mark(1) { //nolint:revive // until all were marked
+		for p.Mark(1) { //nolint:revive // until all are marked
 		}
 		if got := p.Subjects(); got != before.Subjects {
 			t.Fatalf("%d subjects are affected, want %d", got, before.Subjects)
 		}
 		steps := 1
-		for ; p.Step(8); steps++ { //nolint:revive // until all were looked at
+		for ; p.Step(8); steps++ { //nolint:revive // until all are compiled
 		}
 		if want := (before.Subjects + 7) / 8; steps != want {
 			t.Errorf("%d steps, want %d", steps, want)
@@ -57,7 +57,7 @@ spec: {endpointSelector: {}, ingress: [{fromEndpoints: [{matchLabels: {app: app-
 	}
 }
 
-// own copies a step for a second reader, because a reader owns the definition of a table.
+// own copies a step for a second reader, because a reader may modify the definition of a table.
 func own(ev policytable.Step) policytable.Step {
 	d, ok := ev.(policytable.DefineTable)
 	if !ok {
@@ -67,14 +67,14 @@ func own(ev policytable.Step) policytable.Step {
 	return d
 }
 
-// TestAPreparationChangesNoVerdictAndLeavesNothing, whatever changes happen between its steps, and whether or not the
-// prepared change is then applied.
+// TestAPreparationChangesNoVerdictAndLeavesNothing: a Preparation changes no verdict and leaves nothing in the
+// engine, whatever changes happen between its steps, and whether or not the prepared change is applied.
 func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 51)
 	for run := range runs(t, 40) {
 		r := newReplica()
-		var late *replica // started while there were prepared tables
+		var late *replica // a subscriber that starts while prepared tables exist
 		config := drawConfig(w)
 		told := config
 		told.Events = func(ev policytable.Step) {
@@ -93,7 +93,7 @@ func TestAPreparationChangesNoVerdictAndLeavesNothing(t *testing.T) {
 			}
 			planned := diff(s, next)
 			p := e.Prepare(planned)
-			for p.Mark(1) { //nolint:revive // until all were marked
+			for p.Mark(1) { //nolint:revive // until all are marked
 			}
 			for p.Step(1 + w.IntN(2)) {
 				checkAgreement(t, w, config, s, e, 10)
@@ -188,10 +188,10 @@ func TestAPreparedChangeOfGroupsCompilesNothing(t *testing.T) {
 			"a policy as well": {UpsertPolicies: append(groupSubjects(t, 3, func(int) string { return "{cidrGroupRef: g3}" }).UpsertPolicies, addressGroup(t, 4, 30))},
 		} {
 			p := e.Prepare(change)
-			for p.Mark(20) { //nolint:revive // until all were marked
+			for p.Mark(20) { //nolint:revive // until all are marked
 			}
 			concerned := p.Subjects()
-			for p.Step(8) { //nolint:revive // until all were looked at
+			for p.Step(8) { //nolint:revive // until all are compiled
 			}
 			from, to := apply(t, e, change)
 			if to.Tables != from.Tables || to.Binds-from.Binds > 2*concerned {

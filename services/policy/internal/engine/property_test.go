@@ -44,7 +44,8 @@ func disagreement(e *Engine, n *naive, q scenario.Question) string {
 }
 
 // disunion compares the rule set of a redirect rule with the union of the rules that match. exact reports whether the
-// set must be the whole union; it may be a part of it if each side of the table lacks a member.
+// set must be the whole union. It may be a part of the union if neither the identity side nor the address side of the
+// table has all members.
 func disunion(e *Engine, want answer, q scenario.Question, number uint16) (why string, exact bool) {
 	l := e.subjects[q.Subject].bound[q.Direction]
 	set := l.program.Set(number)
@@ -91,8 +92,8 @@ func (e *Engine) boundSources(q scenario.Question) [][]policytable.Source {
 	return b.Sources
 }
 
-// TestRulesOfSeveralPoliciesAreTheUnion: if several policies redirect the same peers and port, a proxy allows what one
-// of them allows.
+// TestRulesOfSeveralPoliciesAreTheUnion: if several policies redirect the same peers and port, a proxy allows each
+// request that at least one of the policies allows.
 func TestRulesOfSeveralPoliciesAreTheUnion(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 52)
@@ -136,7 +137,7 @@ func TestRulesOfSeveralPoliciesAreTheUnion(t *testing.T) {
 	}
 }
 
-// shrink removes parts of the state that the disagreement does not need.
+// shrink removes parts of the state as long as the disagreement remains.
 func shrink(t *testing.T, config Config, s *scenario.State, q scenario.Question) (*scenario.State, string) {
 	t.Helper()
 	fails := func(s *scenario.State) string {
@@ -230,7 +231,7 @@ func checkAgreement(t *testing.T, w *scenario.World, config Config, s *scenario.
 func TestTablesAgreeWithTheRulesReadDirectly(t *testing.T) {
 	t.Parallel()
 	const questions = 400
-	states := runs(t, 2500) // the same in each run; make test-random draws more
+	states := runs(t, 2500) // the same states in each run; make test-random generates more
 	w := seeded(t, 1)
 	asked := 0
 	for range states {
@@ -318,8 +319,8 @@ func canonical(e *Engine, s *scenario.State) map[string]string {
 				continue
 			}
 			t := b.Table
-			// A live table may have joint rules that no peer needs any more, so this text names rules by their
-			// sources.
+			// A table in use may still have joint rules that no peer needs any more, which shifts rule numbers. So
+			// name the rules by their sources.
 			source := func(n uint16, none uint16) any {
 				if n == none {
 					return nil
@@ -374,7 +375,7 @@ func sameAsFresh(t *testing.T, config Config, s *scenario.State, e *Engine, what
 	}
 	gs, ws := e.Size(), f.Size()
 	// Classes that no peer uses stay in a live table until it is replaced, because packets in flight may still refer
-	// to them. So do joint rules.
+	// to them. The same applies to joint rules.
 	for _, p := range []*Size{&gs, &ws} {
 		p.Classes, p.Nodes, p.Intervals, p.Rules = 0, 0, 0, 0
 	}
@@ -481,7 +482,8 @@ func TestInputOrderDoesNotChangeTables(t *testing.T) {
 				if x.Table == nil {
 					continue
 				}
-				// The content is equal, too: a reader that kept a table finds it unchanged after a restart.
+				// The content must be equal, too, so that a reader that has kept a table finds it unchanged after a
+				// restart of the service.
 				if !slices.Equal(x.Table.Nodes, y.Table.Nodes) || !slices.Equal(x.Table.Classes, y.Table.Classes) || x.Table.Header != y.Table.Header {
 					t.Fatalf("subject %d %s: the same table is written in two ways\n%s", n, d, s)
 				}
@@ -519,7 +521,7 @@ func TestIntervalsAreMinimalAndTotal(t *testing.T) {
 	}
 }
 
-// TestRowsAndPrefixesAreMinimal: removing any row or prefix would change the meaning of a table.
+// TestRowsAndPrefixesAreMinimal: a table has no row and no prefix that could be removed without changing verdicts.
 func TestRowsAndPrefixesAreMinimal(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 12)
@@ -527,7 +529,7 @@ func TestRowsAndPrefixesAreMinimal(t *testing.T) {
 	for range runs(t, 100) {
 		s := w.Draw()
 		e := fresh(t, configs[0], s)
-		for range 3 { // it stays minimal after changes
+		for range 3 { // the table stays minimal after changes
 			for _, l := range e.tables {
 				for n, class := range l.table.Peers {
 					rows++
@@ -569,7 +571,7 @@ func TestADenyNeverAllowsMore(t *testing.T) {
 	w := seeded(t, 13)
 	for range 200 {
 		s := w.Draw()
-		for k, o := range s.Objects { // Pass could hide the deny
+		for k, o := range s.Objects { // a Pass rule could take precedence over the deny
 			for i := range o.Specs {
 				o.Specs[i].Rules = slices.DeleteFunc(o.Specs[i].Rules, func(r *rule.Rule) bool { return r.Action == policytable.Pass })
 			}
@@ -643,7 +645,7 @@ func TestAnUnknownPeerIsDeniedWhatAnyKnownPeerIsDeniedBySelectors(t *testing.T) 
 	w := seeded(t, 17)
 	for range 300 {
 		s := w.Draw()
-		for k, o := range s.Objects { // selectors only: addresses differ anyway
+		for k, o := range s.Objects { // only rules with selectors: addresses have other classes anyway
 			if k.Kind != "Normal" {
 				delete(s.Objects, k)
 				continue

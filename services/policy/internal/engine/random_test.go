@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// diff returns the change from one state to another.
+// diff returns the change that leads from one state to another.
 func diff(have, want *scenario.State) Change {
 	d := scenario.Diff(have, want)
 	c := Change{
@@ -57,8 +57,8 @@ func runs(t *testing.T, n int) int {
 	return max(n/slower, 1)
 }
 
-// seeded creates the world of a test. With POLICY_SEED, a number, every test generates other states; a failure prints
-// it.
+// seeded creates the world of a test. The number in POLICY_SEED, if set, is the seed of the random states; a failed
+// test prints the seed.
 func seeded(t *testing.T, stream uint64) *scenario.World {
 	t.Helper()
 	var seed uint64

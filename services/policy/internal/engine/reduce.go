@@ -37,7 +37,7 @@ func (r *Reduction) String() string {
 	if r.Closed {
 		what = "everything is denied"
 	}
-	return fmt.Sprintf("%s of identity %d: %s, since %v; the largest share is from %s",
+	return fmt.Sprintf("%s of identity %d: %s, because %v; the largest share is from %s",
 		r.Direction, r.Subject, what, r.Err, r.Largest)
 }
 
@@ -59,7 +59,7 @@ func (e *Engine) Reduced() []*Reduction {
 func (e *Engine) noteReduction(b *binding) {
 	r := e.reduced[b.s]
 	if r[b.d] = b.reduction; b.reduction != nil {
-		copied := *b.reduction // shared with other subjects that have the same rules
+		copied := *b.reduction // other subjects with the same rules share it
 		copied.Subject, copied.Direction = b.s.number, b.d
 		r[b.d] = &copied
 	}
@@ -108,7 +108,7 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 		b := &binds[i]
 		var err error
 		switch {
-		case b.reduction != nil: // the rules are too many for one program
+		case b.reduction != nil: // there are too many rules for one program
 			err = b.reduction.Err
 		case b.Program != nil:
 			err = failed[b.Hash]
@@ -120,7 +120,7 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 			retain(nil)
 			return nil, tooLarge(b.s, b.d, b.in.Rules, err)
 		}
-		if b.Program == nil || built[b.Hash] == nil { // if it is built, it fits, except for some peers
+		if b.Program == nil || built[b.Hash] == nil { // a built table fits, or lacks only the classes of some peers
 			e.reduce(b, err, built)
 		}
 	}
@@ -137,9 +137,9 @@ func (e *Engine) buildAll(binds []binding, refuse bool) (map[compile.Hash]*live,
 // maxFits limits how many tables are compiled in the search for the allow rules that fit.
 const maxFits = 4
 
-// reduce replaces the program of a binding by a program with the rules that fit, and adds its table to built. It admits
-// all deny and pass rules, and then allow rules in the order of evaluation, so that the policies of each namespace get
-// the same number of rules. If not even the deny and pass rules fit, the table denies all traffic of its direction.
+// reduce replaces the program of a binding by a program with the rules that fit, and adds its table to built. It
+// keeps all deny and pass rules, and then as many allow rules as fit, in the order of evaluation and with the same
+// number for each namespace. If not even the deny and pass rules fit, the table denies all traffic of its direction.
 func (e *Engine) reduce(b *binding, why error, built map[compile.Hash]*live) {
 	rules := slices.SortedFunc(slices.Values(b.in.Rules), rule.Compare)
 	var must, may []*rule.Rule
@@ -179,7 +179,7 @@ func (e *Engine) reduce(b *binding, why error, built map[compile.Hash]*live) {
 	b.Program, b.reduction.Policies, b.reduction.Closed = p, policiesOf(rules), true
 }
 
-// guess estimates from the exceeded limit how many of n rules fit.
+// guess estimates how many of n rules fit, from the error about the exceeded limit.
 func guess(n int, why error) int {
 	var large *table.ErrTooLarge
 	if errors.As(why, &large) && large.Got > large.Limit {

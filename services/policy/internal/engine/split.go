@@ -22,19 +22,19 @@ const IdentityClasses = 26_213
 // of the rows that the datapath divides among tenants.
 const SplitRows = 26_214
 
-// Each selector may split an identity class in two: peers that it matches, and the others. Each class may need a row in
-// tables of every tenant. A class is charged to the tenant of the policies whose selectors it matches. If these
-// policies belong to several tenants, the class is charged to the tenant whose selectors separate it from the largest
-// number of other classes. Selectors of cluster-wide policies, and selectors that several tenants use, may split
-// without a limit.
+// Each selector may split an identity class in two: the peers that it matches, and the other peers. Each class may
+// need a row in tables of every tenant. A class is charged to the tenant of the policies whose selectors it matches.
+// If these policies belong to several tenants, the class is charged to the tenant whose selectors separate it from
+// the largest number of other classes. Selectors of cluster-wide policies, and selectors that several tenants use,
+// may split without a limit.
 //
 // If a tenant has used up its classes, its selectors split no further. A peer then gets the class that it would have
-// without these selectors, marked with the tenant. To the peers of a marked class, all deny rules of the tenant's
-// selectors apply, and none of the allow rules.
+// without these selectors, marked with the tenant. All deny rules of the tenant's selectors apply to the peers of a
+// marked class, and none of the allow rules.
 //
 // If tenants ask for more classes than exist, the engine divides the classes again at the end of the change. A tenant
-// that has more than its part loses its newest classes, and their peers move into marked classes. Then the marked peers
-// of tenants that have less than their part are split again.
+// that has more classes than its part loses its newest classes, and their peers move into marked classes. Then the
+// engine splits marked classes of tenants that have less than their part.
 //
 // A class also needs rows in tables of other tenants whose selectors match its peers. These rows are charged to the
 // tenant of the class, and divided in the same way.
@@ -55,9 +55,10 @@ type splits struct {
 
 	rows  *shares.Parts[shares.Tenant] // like parts, for rows of split classes in tables of other tenants
 	split map[shares.Tenant]int        // number of these rows, by tenant of the class
-	full  map[shares.Tenant]bool       // tenants that lost classes because of rows
-	seen  int                          // value of the counter of written rows when split was counted
-	// variants counts, for each class without the selectors of one tenant, the classes that result from it.
+	full  map[shares.Tenant]bool       // tenants that lost classes because they had too many rows
+	seen  int                          // Counters.PeerRows at the last count of split
+	// variants counts the classes that would be the same class without the selectors of one tenant. The key is that
+	// class.
 	variants map[string]int
 }
 
@@ -104,8 +105,8 @@ func divide(p *shares.Parts[shares.Tenant], asked map[shares.Tenant]int) {
 	p.Enforce(p.Plan(time.Time{}))
 }
 
-// hasRoom reports whether a tenant may have another class. Even between two divisions, a tenant may have as many
-// classes as any division would grant it; the next division takes classes from other tenants.
+// hasRoom reports whether a tenant may have another class. Even before the next division, a tenant may have as many
+// classes as any division would grant it. The next division then takes classes from other tenants.
 func (s *splits) hasRoom(t shares.Tenant) bool {
 	n := s.of[t]
 	if s.full[t] || n >= ask(s.parts, t, n+1+s.waiting[t]) && n >= certain(s.limit, len(s.of)) {
@@ -115,7 +116,7 @@ func (s *splits) hasRoom(t shares.Tenant) bool {
 	return rows < ask(s.rows, t, rows+1) || rows < certain(s.rows.Limit().Size, len(s.split))
 }
 
-// certain returns the number of units that every division grants a tenant, given the number of other tenants.
+// certain returns the number of units that a tenant gets in any division, given the number of other tenants.
 func certain(limit, tenants int) int { return limit * 9 / 20 / (tenants + 1) }
 
 func (s *splits) count(t shares.Tenant, by int) {
@@ -159,7 +160,7 @@ func (s *splits) payer(kind identity.Kind, ports string, list []*liveSelector) (
 	return t, false
 }
 
-// rest returns the key of a class without the selectors of a tenant.
+// rest returns the key of the class that a class would be without the selectors of a tenant.
 func rest(kind identity.Kind, ports string, list []*liveSelector, t shares.Tenant) string {
 	others := make([]*liveSelector, 0, len(list))
 	for _, ls := range list {
@@ -170,8 +171,7 @@ func rest(kind identity.Kind, ports string, list []*liveSelector, t shares.Tenan
 	return t.String() + "\x00" + classKey(kind, ports, others)
 }
 
-// note charges a class to the tenant that splits it, and counts its variants: classes that would be equal without the
-// selectors of one tenant.
+// note charges a class to the tenant that splits it, and counts it in variants.
 func (s *splits) note(c *identityClass) {
 	c.payer, _ = s.payer(c.kind, c.portsText, c.selectors)
 	s.count(c.payer, 1)
@@ -202,8 +202,9 @@ func (s *splits) forget(c *identityClass) {
 	c.variants = nil
 }
 
-// admit returns the class of a peer that matches the selectors. If its tenant may not have another class, admit
-// replaces the tenant's selectors by its mark. If the class does not exist yet, the returned class is nil.
+// admit returns the class of a peer that matches the selectors. If the tenant to which the class is charged may not
+// have another class, admit replaces the selectors of this tenant by its mark. If the class does not exist yet, the
+// returned class is nil.
 func (e *Engine) admit(p *member, list []*liveSelector) ([]*liveSelector, string, *identityClass) {
 	for {
 		key := classKey(p.id.Kind, p.ports, list)
@@ -253,8 +254,8 @@ func (e *Engine) mark(t shares.Tenant) *liveSelector {
 	return m
 }
 
-// markedBy makes the deny rules of the table with selectors of a tenant match the peers of classes with the tenant's
-// mark.
+// markedBy makes deny rules of the table match the peers of marked classes: the rules with selectors of the tenant
+// that the mark belongs to.
 func (l *live) markedBy(m *liveSelector) {
 	if _, ok := l.brings[m]; ok {
 		return
@@ -319,7 +320,7 @@ func (e *Engine) share(ls *liveSelector) {
 // useTable records that a subject uses a table.
 func (e *Engine) useTable(l *live, s *subject) {
 	t, _ := e.config.Tenant(s.namespace)
-	if !l.used { // a preparation may have bound it, but for no subject
+	if !l.used { // a Preparation may have compiled it before it had a subject
 		l.tenant, l.used = t, true
 	} else if t != l.tenant {
 		e.shareTable(l)
@@ -339,7 +340,7 @@ func (e *Engine) shareTable(l *live) {
 	}
 }
 
-// peers returns the peers of the classes that a selector matches, by number.
+// peers returns the peers of the classes that a selector matches, sorted by identity number.
 func (s *liveSelector) peers() []*member {
 	all := make(map[*member]struct{})
 	for c := range s.classes {
@@ -348,7 +349,7 @@ func (s *liveSelector) peers() []*member {
 	return byNumber(all)
 }
 
-// reclassify determines again which class a peer belongs to.
+// reclassify moves a peer into the class that it should have now.
 func (e *Engine) reclassify(p *member) {
 	if err := e.addPeer(p); err != nil {
 		e.suspend(p)
@@ -454,8 +455,8 @@ func (e *Engine) withdrawClasses(over []shares.Tenant, above func(shares.Tenant)
 	}
 }
 
-// withdrawClass moves the peers of a class into the class that they have without the selectors of the tenant to which
-// the class is charged.
+// withdrawClass moves the peers of a class into the class that they have without the selectors of one tenant: the
+// tenant to which the class is charged.
 func (e *Engine) withdrawClass(c *identityClass) {
 	splits := func(ls *liveSelector) bool { return ls.tenant == c.payer && !ls.mark }
 	if !slices.ContainsFunc(c.selectors, splits) {
@@ -529,7 +530,7 @@ func (e *Engine) SplitRows() (u shares.Usage, ok bool) {
 		_, share, _, _ := e.splits.rows.Of(t)
 		share.Asked, share.Admitted, share.Allotment = n, n, max(n, share.Allotment)
 		if e.splits.full[t] {
-			share.Asked++ // the tenant may have no further class
+			share.Asked++ // the tenant has lost classes and wants more
 		}
 		u.Used, u.Asked = u.Used+n, u.Asked+share.Asked
 		u.Tenants = append(u.Tenants, shares.TenantUsage{Tenant: t, Share: share})
@@ -537,7 +538,7 @@ func (e *Engine) SplitRows() (u shares.Usage, ok bool) {
 	return u, true
 }
 
-// recount counts all classes and rows again, after namespaces have moved to other tenants.
+// recount counts all classes and rows again, because namespaces have moved to other tenants.
 func (e *Engine) recount() {
 	if e.splits == nil {
 		return

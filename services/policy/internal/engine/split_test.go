@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// byNamespace makes each namespace a labelled tenant, with one exception.
+// byNamespace maps each namespace to a labelled tenant, except for kube-system, which belongs to the system.
 func byNamespace(ns string) (shares.Tenant, int) {
 	if ns == "" || ns == "kube-system" {
 		return shares.System, 0
@@ -49,7 +49,7 @@ func admission(ns string, action policytable.Action, selectors ...selector.Selec
 	open := &rule.Rule{Action: policytable.Allow}
 	open.Peers.Any = true
 	add(open, 1)
-	if action == policytable.Deny { // allow the ports that the deny rules deny
+	if action == policytable.Deny { // without the deny rules, these ports are allowed
 		for i := range selectors {
 			r := &rule.Rule{Action: policytable.Allow}
 			r.Peers.Any = true
@@ -63,9 +63,9 @@ func exists(key string) selector.Selector {
 	return selector.New(selector.Requirement{Key: key, Op: selector.Exists})
 }
 
-// TestSelectorsOfOneTenantSplitClassesWithinItsShare: a tenant selects the peers of another tenant by many labels. The
-// other tenant's policy stays fully enforced. The first tenant's allow rules match none of the peers whose classes it
-// cannot split, and its deny rules match all of them.
+// TestSelectorsOfOneTenantSplitClassesWithinItsShare: the first tenant selects the peers of a second tenant by many
+// labels, until its share of classes is used up. The policies of the second tenant stay fully enforced. For peers
+// whose classes it cannot split, no allow rule of the first tenant matches, and every deny rule does.
 func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 	const limit, keys = 160, 8
 	for i := range 4 {
@@ -165,7 +165,7 @@ func TestSelectorsOfOneTenantSplitClassesWithinItsShare(t *testing.T) {
 		if usage.Used > limit || len(e.classes) != usage.Used || usage.Asked <= usage.Used {
 			t.Errorf("%d classes, usage %+v", len(e.classes), usage)
 		}
-		// Some peers leave, which frees capacity for the others.
+		// Some peers are removed, which frees capacity for the others.
 		var gone []identity.Numeric
 		for bits := range 1 << keys {
 			if bits >= 40 {
@@ -241,7 +241,7 @@ func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 				switch {
 				case got.Action == want.action && got.Proxy == want.proxy:
 					exact++
-				case e.splits.marks[tenant] != nil && got.Action < want.action: // a redirect is less than an allow
+				case e.splits.marks[tenant] != nil && got.Action < want.action: // a redirect allows less than an allow
 					closed++
 				default:
 					t.Fatalf("run %d step %d: %+v: %+v, but the rules give %+v; mark %+v", run, step, q, got, want,
@@ -263,8 +263,8 @@ func TestTablesAllowNoMoreWhileTenantsHaveNoRoomForClasses(t *testing.T) {
 	t.Logf("%d marks, %d verdicts are closed, %d exact", marked, closed, exact)
 }
 
-// TestSelectorsOfTwoTenantsSplitForBoth: a tenant without capacity and another tenant use the same selector. It splits
-// classes, and the other tenant's rules are enforced exactly.
+// TestSelectorsOfTwoTenantsSplitForBoth: a tenant without capacity uses the same selector as another tenant. The
+// selector still splits classes, and the other tenant's rules are enforced exactly.
 func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 	const limit, keys = 32, 6
 	e := New(Config{Tenant: byNamespace, IdentityClasses: limit})
@@ -308,10 +308,10 @@ func TestSelectorsOfTwoTenantsSplitForBoth(t *testing.T) {
 	}
 }
 
-// TestTenantSplitsItsClassesBesideTenantsThatSplitAll: a labelled tenant splits 256 of 1,600 classes, less than half of
-// the part for labelled tenants. Namespaces without the label, and another labelled tenant, each select their pods by
-// more label combinations than there are classes. The first tenant's allow rules match as if it were alone, whether its
-// policies are applied first or last.
+// TestTenantSplitsItsClassesBesideTenantsThatSplitAll: a labelled tenant splits 256 of 1,600 classes, less than half
+// of the part for labelled tenants. Another labelled tenant, and namespaces without the label, select their pods by
+// more label combinations than there are classes. The first tenant's allow rules match as if there were no other
+// tenants, whether its policies are applied first or last.
 func TestTenantSplitsItsClassesBesideTenantsThatSplitAll(t *testing.T) {
 	const limit, namespaces = 1600, 500
 	tenant := func(ns string) (shares.Tenant, int) {
@@ -488,7 +488,7 @@ func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 		if closed == 0 || closed == pods {
 			t.Errorf("first %t: a allows %d of %d pods", first, pods-closed, pods)
 		}
-		// Nothing changes without a cause.
+		// Without a change of the inputs, no row is written.
 		before := e.Counters().PeerRows
 		for range 3 {
 			apply(Change{AddIdentities: []peer.Identity{id(number(flood+1), in("c"))}})
@@ -497,7 +497,7 @@ func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 		if after := e.Counters().PeerRows; after != before {
 			t.Errorf("first %t: %d rows are written without a change", first, after-before)
 		}
-		// Without the tables of the other tenant, all pods are split.
+		// When the tables of the other tenant are removed, the classes of all pods are split.
 		var gone []policy.Key
 		for _, o := range victim.UpsertPolicies {
 			gone = append(gone, o.Key)
@@ -512,7 +512,8 @@ func TestSplitClassesFillNoTablesOfAnotherTenant(t *testing.T) {
 }
 
 // TestClassesCountForTheTenantThatSplitsThem: tenant a selects each pod of tenant b, or each of its own pods, by a
-// label, and b selects them by fewer labels. The classes are charged to a, although b had more classes before.
+// label of its own. Tenant b selects the same pods by fewer labels. The classes are charged to a, although b had more
+// classes before.
 func TestClassesCountForTheTenantThatSplitsThem(t *testing.T) {
 	const pods, keys = 200, 4
 	for _, owner := range []string{"a", "b"} {

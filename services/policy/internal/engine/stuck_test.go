@@ -87,7 +87,7 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 				apply(t, e, policies(subject, portPrefixes("small", "a", 3), portPrefixes("large", "b", table.MaxAddressClasses+1), portPrefixes("fits", "c", 5)))
 				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "a"), labelled(301, "x")}, AddSubjects: []identity.Numeric{subject, 301}})
 				state(t, e, "small, 3 rules", false)
-				// Another subject is relabelled in the same change, and fits.
+				// In the same change, another subject gets other labels; its table fits.
 				apply(t, e, Change{AddIdentities: []peer.Identity{labelled(subject, "b"), labelled(301, "c")}})
 				state(t, e, "large, 512 rules", true)
 				if b, _ := e.Bound(301, policytable.Ingress); subject == other && (b.Table == nil || len(b.Sources) != 5) {
@@ -144,7 +144,7 @@ func TestARelabelledSubjectGetsTheRulesThatFit(t *testing.T) {
 	}
 }
 
-// full returns an engine with a table that has no capacity for the last of the identities.
+// full returns an engine in which a table has no capacity for the last identity of ids.
 func full(t *testing.T) (e *Engine, ids []peer.Identity) {
 	t.Helper()
 	const selectors = 13
@@ -171,7 +171,7 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 	if got := e.Waiting(); got != waiting-1 {
 		t.Errorf("%d wait after one of %d was removed, want %d", got, waiting, waiting-1)
 	}
-	// An identity that gets labels that fit no longer waits.
+	// When a waiting identity gets labels for which the table has capacity, it stops waiting.
 	last = ids[len(ids)-2]
 	apply(t, e, Change{AddIdentities: []peer.Identity{combination(t, last.Number, 1, 13)}})
 	if got := e.Waiting(); got != waiting-2 || !e.Entry(last.Number).Known {
@@ -179,7 +179,8 @@ func TestOnlyIdentitiesThatAreThereAreWaiting(t *testing.T) {
 	}
 }
 
-// TestWaitingIdentitiesAreTriedWhenATableGoes: deleting the policy compiles no table and deletes no row.
+// TestWaitingIdentitiesAreTriedWhenATableGoes: when the policy of a full table is deleted, the waiting identities get
+// classes, although the deletion compiles no table and deletes no row.
 func TestWaitingIdentitiesAreTriedWhenATableGoes(t *testing.T) {
 	e, ids := full(t)
 	apply(t, e, Change{DeletePolicies: []policy.Key{spread(1).Key}})
@@ -224,7 +225,7 @@ func TestRulesThatExceedATableAloneAreFoundWithoutASubject(t *testing.T) {
 	}
 }
 
-// TestRulesThatFitSurelyFit: all rules that fitsSurely accepts fit.
+// TestRulesThatFitSurelyFit: whenever fitsSurely returns true, the rules do fit.
 func TestRulesThatFitSurelyFit(t *testing.T) {
 	t.Parallel()
 	w := seeded(t, 71)

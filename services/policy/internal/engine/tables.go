@@ -29,14 +29,14 @@ type live struct {
 	program *compile.Program
 	table   *table.Table
 	builder *table.Builder
-	refs    int // number of bindings of subjects
+	refs    int // number of directions of subjects that are bound to the table
 	brings  map[*liveSelector][]uint16
 	memo    map[string]policytable.Class
 	// identityClasses and addressClasses are the peer classes that the identity side and the address side use.
 	identityClasses map[policytable.Class]struct{}
 	addressClasses  map[policytable.Class]struct{}
-	// coarse is set if there were too many address classes. Classes with equal verdicts are then merged, and the
-	// number of a rule means all consecutive rules with the same effect.
+	// coarse is set if the table had too many address classes. Address classes with equal verdicts are then merged,
+	// and a rule number means its run of consecutive rules with the same effect.
 	coarse bool
 	// defined is set if the table was emitted. sentClasses is the number of its classes that were emitted.
 	defined     bool
@@ -50,17 +50,17 @@ type live struct {
 	shared       bool          // subjects of several tenants use the table
 	// missing is set if a class needs a joint rule that the program does not have.
 	missing bool
-	// unions are the sets of the joint rules that the peers need. lacking contains the lists of rules, as text, whose
-	// joint rule the table lacks because the share of its tenant has no space for the set.
+	// unions are the sets of the joint rules that the peers need. lacking contains lists of rules, as text: those
+	// whose joint rule is missing because its rule set exceeds the share of the table's tenant.
 	unions  []union
 	lacking map[string]struct{}
-	named   []layer7.Digest // rule sets that the table uses; set while it is defined
+	named   []layer7.Digest // rule sets that the table uses; set while the table is defined
 	// sets contains the rule sets of named, with their numbers when the table was defined.
 	sets   map[layer7.Digest]namedSet
 	payers []shares.Tenant // tenants of the table's subjects; each pays for the numbers of the rule sets
 }
 
-// function returns the intervals of a rule set, and records whether it needs other joint rules.
+// function returns the intervals of a rule set. It sets missing if they need a joint rule that the program lacks.
 func (l *live) function(numbers []uint16, ports []workload.NamedPort, unknown bool) []table.Interval {
 	return l.program.Joined(numbers, ports, unknown, func(members []uint16) {
 		if _, ok := l.lacking[fmt.Sprint(members)]; !ok {
@@ -144,7 +144,7 @@ func (l *live) useIdentity(c policytable.Class) error {
 	return nil
 }
 
-// leftovers reports whether the table has peer classes that no peer uses any more.
+// leftovers reports whether the table has peer classes that no peer uses.
 func (l *live) leftovers() bool {
 	used := make(map[policytable.Class]struct{}, len(l.identityClasses))
 	for _, c := range l.table.Default {
@@ -215,7 +215,7 @@ func (e *Engine) compile(p *compile.Program, payer shares.Tenant) (*live, error)
 	return l, err
 }
 
-// manyClasses means that the address side needs too many classes.
+// manyClasses is the error that the address side needs too many classes.
 type manyClasses struct{ error }
 
 func (m *manyClasses) Unwrap() error { return m.error }
@@ -258,12 +258,12 @@ func (e *Engine) compileAs(p *compile.Program, payer shares.Tenant, coarse bool)
 			return l, err
 		}
 		l.table.Default[k] = class
-		// A class that matches less than the default peer of its kind also needs a row.
+		// A class that matches fewer rules than the default peer of its kind needs a row, too.
 		if len(brought) > 0 || named {
 			e.wide[k][l] = struct{}{}
 		}
 	}
-	// Write the rows last, because they are the only part that depends on the existing peers.
+	// Write the rows last: only they depend on the existing peers.
 	if _, err := e.prefixes(l); err != nil {
 		return l, err
 	}
@@ -385,7 +385,7 @@ func (l *live) addressClass(numbers []uint16, ports []workload.NamedPort) (polic
 func (e *Engine) updateAddresses(l *live, addrs map[netip.Addr]struct{}) error {
 	for _, a := range slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare) {
 		err := e.updateAddress(l, a)
-		if errors.As(err, new(*manyClasses)) { // the limit may be reached only because of unused classes
+		if errors.As(err, new(*manyClasses)) { // the limit may be exceeded only because of unused classes
 			return e.rebuildPrefixes(l)
 		}
 		if err != nil {
@@ -554,8 +554,8 @@ func (e *Engine) replaceTable(l *live) bool {
 // maxMerged limits the source locations that are listed for merged rules.
 const maxMerged = 16
 
-// sources returns the source locations of each rule for subscribers. For a number that means several rules, it returns
-// the first locations of all of these rules.
+// sources returns the source locations of each rule for subscribers. If a number means several rules, it returns
+// the first locations of these rules together.
 func (l *live) sources(of [][]policytable.Source) [][]policytable.Source {
 	if l == nil {
 		return of

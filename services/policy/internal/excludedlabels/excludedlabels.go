@@ -29,7 +29,7 @@ func Default() Filter { return Filter{Workloads: labelfilter.Default()} }
 // missing is a label key that identities do not include.
 type missing struct {
 	key     string
-	by      string // rule of the filter that excludes the key
+	by      string // the filter rule that excludes the key
 	setting string // setting of sluice-identity that includes keys
 }
 
@@ -53,8 +53,7 @@ func (f Filter) counts(q selector.Requirement) (m missing, ok bool) {
 	return missing{}, true
 }
 
-// split divides a selector into the requirements that can be evaluated, and the missing keys of the requirements that
-// cannot.
+// split returns the requirements of a selector that can be evaluated, and the missing keys of the other requirements.
 func (f Filter) split(s selector.Selector) (counted selector.Selector, without []missing) {
 	var reqs []selector.Requirement
 	for _, q := range s.Requirements() {
@@ -70,10 +69,10 @@ func (f Filter) split(s selector.Selector) (counted selector.Selector, without [
 	return selector.New(reqs...), without
 }
 
-// Apply makes an object stricter if its selectors use missing keys. If the selector of the subject uses one, every pod
-// that it may select is isolated. If the selector of a peer uses one, the peer is removed from allow rules, and in deny
-// rules it is widened to all peers that it may select. Notes contain the keys. If no selector uses a missing key, Apply
-// returns the object itself and false.
+// Apply makes an object stricter if its selectors use missing keys. If the subject's selector uses a missing key,
+// every pod that the selector may match is isolated. If a peer's selector uses a missing key, allow rules lose the
+// peer, and deny rules apply to every peer that the selector may match. The notes of the object contain the keys. If
+// no selector uses a missing key, Apply returns the object itself and false.
 func (f Filter) Apply(ob policy.Object) (out policy.Object, closed bool) {
 	out = ob
 	for i, spec := range ob.Specs {

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// Queue orders names by expiry time. If the expiry time of a name becomes earlier, the caller must call Note. If it
-// becomes later, the queue detects that when the name reaches its head. The zero value is ready.
+// Queue orders names by expiry time. When the expiry time of a name becomes earlier, the caller must call Note. When
+// it becomes later, the caller need not: First then moves the name back. The zero value is ready.
 type Queue struct {
 	heap   dates
 	queued map[string]time.Time // by name; other entries of the heap are outdated
-	Visits int                  // number of visited names, for tests
+	Visits int                  // number of names that First visited, for tests
 }
 
 type date struct {

@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // Package fields describes how Sluice treats every field of every kind of policy. The list of fields comes from the
-// decoder; rows describe the fields of each struct that the decoder reads. A test decodes a manifest for every field
-// and compares the result with the description.
+// structs that the decoder fills; rows describe each field of these structs. A test decodes a manifest for every
+// field and compares the result with the description.
 package fields
 
 import (
@@ -54,7 +54,7 @@ type Field struct {
 	About string `json:"about"`
 
 	row row
-	// of is the enclosing field that makes this field converted or refused, too.
+	// of is the enclosing field because of which this field is converted or refused, too.
 	of *Field
 	// selector reports whether the field is part of a label selector.
 	selector bool
@@ -73,11 +73,11 @@ type row struct {
 	values   []string
 	about    string
 
-	// example is a value of the field, in YAML. For an enforced field, it must give a different policy than other,
-	// which is another value, or absent if empty.
+	// example is a value of the field, in YAML. other is another value; if it is empty, the field is left out
+	// instead. For an enforced field, a policy with example must differ from a policy with other.
 	example, other string
-	// More fields of the object, in YAML. An object with this field must also have the fields in beside. The fields
-	// in instead replace a refused field.
+	// beside and instead are more fields of the object, in YAML. An object with this field must also have the fields
+	// in beside. A valid object has the fields in instead in place of a refused field.
 	beside, instead string
 	// outer replaces beside of the enclosing field.
 	outer string
@@ -149,8 +149,8 @@ func (f *Field) inherit(parent *Field) {
 	}
 }
 
-// find returns the row of a field. A row for the enclosing struct takes precedence over a row for the declaring struct.
-// For each struct, a row for an outer field takes precedence over a row for the kind, and that over a row for all
+// find returns the row of a field. A row for the enclosing struct takes precedence over a row for the declaring
+// struct. For each struct, the order of precedence is: a row for an outer field, a row for the kind, a row for all
 // kinds.
 func find(kind, path string, f manifest.Field) row {
 	for _, owner := range f.Owners {

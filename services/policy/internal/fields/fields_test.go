@@ -22,7 +22,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// bases gives, for the name of a Go struct, the YAML of the fields that its objects need in addition to the tested one.
+// bases maps the name of a Go struct to YAML: the fields that an object of the struct needs in addition to the tested
+// field.
 var bases = map[string]string{
 	"networkpolicy.NetworkPolicySpec": "podSelector: {}",
 	"cilium.Rule":                     "endpointSelector: {}",
@@ -126,7 +127,7 @@ func (f *Field) at() string {
 		names = append(names, name)
 	}
 	slices.Reverse(names)
-	// Fields in the form of version 0.1.0 of the API are reported at their present path.
+	// Problems with fields in the form of API version 0.1.0 name the path of the current form.
 	return strings.NewReplacer(".pods.namespaces.namespaceSelector", ".pods.namespaceSelector",
 		".pods.namespaces", ".pods.namespaceSelector", ".namespaces.namespaceSelector", ".namespaces").
 		Replace(strings.Join(names, "."))
@@ -174,7 +175,7 @@ func (o outcome) meaning() string {
 	return b.String()
 }
 
-// concerns reports whether a problem is at the path, below it or above it.
+// concerns reports whether the outcome has a problem at the path, below it or above it.
 func (o outcome) concerns(path string) bool {
 	return slices.ContainsFunc(o.problems, func(p string) bool {
 		return manifest.Within(p, path) || manifest.Within(path, p)
@@ -241,7 +242,8 @@ func TestFieldsAreThoseOfTheStructsThatAreDecoded(t *testing.T) {
 	}
 }
 
-// TestEachFieldDoesWhatItsRowSays decodes a manifest for each field of each kind.
+// TestEachFieldDoesWhatItsRowSays decodes a manifest for each field of each kind, and compares the result with the
+// field's row.
 func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 	counts := map[Support]int{}
 	for _, f := range All() {
@@ -294,7 +296,8 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 	}
 }
 
-// checkEnforced checks that another value makes another policy, and that no note reports the field as unsupported.
+// checkEnforced checks that another value of the field gives another policy, and that no note reports the field as
+// unsupported.
 func checkEnforced(t *testing.T, f *Field, got outcome, text string, options rule.Options) {
 	t.Helper()
 	if notes := got.unsupported(); len(notes) > 0 {

@@ -5,8 +5,8 @@ package fields
 
 import "maps"
 
-// rows describes the fields of structs, by "package.Struct.field". With "@" and a kind, or "@" and the name of an
-// outer field, a row applies only there.
+// rows describes the fields of structs, by "package.Struct.field". A key may end with "@" and a kind or the name of
+// an outer field; the row then applies only in that kind or field.
 var rows = merged(commonRows, networkPolicyRows, ciliumRows, adminRows, oldAdminRows)
 
 func merged(parts ...map[string]row) map[string]row {
@@ -20,7 +20,7 @@ func merged(parts ...map[string]row) map[string]row {
 // nodeLabels is the setting that allows policies to select nodes by label.
 const nodeLabels = "cluster.nodeLabels"
 
-// byServer returns the row of a metadata field that the API server writes.
+// byServer returns the row of a metadata field that only the API server writes.
 func byServer(about, example string) row {
 	return row{support: NoEffect, about: about, example: example}
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package initialsync makes subscribers wait until every configured source of policies has been listed completely once
-// since the policy state was created, because a missing policy might deny traffic. After that, the stored state
-// contains the policies, even while a source is unreachable. For each complete source, a file next to the state records
-// this; it contains the name of the state.
+// Package initialsync makes subscribers wait until every configured source of policies has been listed completely
+// once since the policy state was created, because a missing policy might deny traffic. After that, subscribers need
+// not wait any more: the stored state contains the policies, even while a source is unreachable. A file next to the
+// state records that a source is complete. It contains the ID of the state, so that it does not count for another
+// state.
 package initialsync
 
 import (
@@ -29,8 +30,9 @@ type Source struct {
 	// Of is the location from which the source reads its policies, such as a directory; empty if there is only one.
 	// If it changes, the source counts as not listed.
 	Of string
-	// Whole is set if those versions that did not write these files applied a listing of the source entirely or not
-	// at all. Brought is set if the state contains policies of the source.
+	// Earlier versions did not write the files of this package. Whole is set if these versions applied a listing of
+	// the source entirely or not at all. Brought is set if the state contains policies of the source. If both are
+	// set, the source counts as complete.
 	Whole, Brought bool
 }
 
@@ -81,7 +83,8 @@ func New(dir string, state stream.StateID, sources []Source) (*Tracker, error) {
 		case s.Brought && s.Whole:
 			one.listed = true
 		case s.Whole:
-			// Once the file is removed, policies in the state no longer prove that the source was complete.
+			// A removed file means that the source must be listed again, although the state contains policies of the
+			// source.
 			if err := Forget(dir, s.Name); err != nil {
 				return nil, err
 			}
@@ -114,7 +117,7 @@ func Forget(dir, name string) error {
 	return durable.WriteFile(listedFile(dir, name), []byte("incomplete"), 0o600, durable.SyncAll)
 }
 
-// Opened returns a channel that is closed once subscribers need not wait any more.
+// Opened returns a channel that is closed once subscribers no longer need to wait.
 func (g *Tracker) Opened() <-chan struct{} { return g.opened }
 
 // Open ends the wait of subscribers in this run.
@@ -158,7 +161,7 @@ func (g *Tracker) Listed(name string) error {
 		return nil
 	}
 	if err := durable.WriteFile(s.file, []byte(s.text), 0o600, durable.SyncAll); err != nil {
-		return fmt.Errorf("record that source %s is complete, or the next start waits for it: %w", name, err)
+		return fmt.Errorf("cannot record that source %s is complete, so the next start waits for it: %w", name, err)
 	}
 	s.noted = true
 	return nil
@@ -170,7 +173,7 @@ func (g *Tracker) HasListed(name string) bool {
 	return g.sources[name] == nil || g.sources[name].listed
 }
 
-// Accept records an operator's decision not to wait for a part of a source.
+// Accept records that an operator decided not to wait for a part of a source.
 func (g *Tracker) Accept(a Accepted) error {
 	a.State = g.sources[a.Source].text
 	all := append(slices.Clone(g.accepted), a)

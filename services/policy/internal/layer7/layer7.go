@@ -3,8 +3,8 @@
 
 // Package layer7 defines what rules allow within a connection: DNS queries, HTTP requests and TLS server names.
 //
-// Rules is the content of one rule of a policy. If several rules redirect the same connection, a Set is their union:
-// what one of them allows is allowed. Equal sets have equal digests, whatever the order of their rules.
+// Rules is the content of one rule of a policy. A Set is the union of the rules that redirect the same connection: it
+// allows what at least one of them allows. Equal sets have equal digests, whatever the order of their rules.
 package layer7
 
 import (
@@ -88,7 +88,7 @@ func (h *HTTP) text() string {
 	return b.String()
 }
 
-// Content returns the canonical text: equal texts mean that the same is allowed.
+// Content returns the canonical text of the rules. Rules with equal texts allow the same.
 func (r *Rules) Content() string {
 	parts := make([]string, 0, len(r.DNS)+len(r.HTTP)+len(r.ServerNames))
 	for _, p := range r.DNS {
@@ -110,8 +110,8 @@ const MaxEntries = 4096
 // maxText limits the size of the texts of one set.
 const maxText = 1 << 20
 
-// maxCostly limits the length of the patterns of one set with which each query is compared, such as "a*.example.com".
-// With 16 KiB, a query takes a few milliseconds at most.
+// maxCostly limits the total length of the patterns of one set that must be compared with each query one by one, such
+// as "a*.example.com". With 16 KiB, a query takes a few milliseconds at most.
 const maxCostly = 16 << 10
 
 // Estimates of the memory that a set takes in addition to its texts, in bytes.
@@ -137,7 +137,7 @@ type Set struct {
 	large  bool
 }
 
-// Union returns the union of rules. all reports whether a further rule allows the connection without layer 7 rules.
+// Union returns the union of rules. Set all if another rule allows the connection without layer 7 rules.
 func Union(proxy policytable.Proxy, all bool, list ...*Rules) *Set {
 	s := &Set{Proxy: proxy, All: all}
 	content := ""
@@ -163,7 +163,7 @@ func Union(proxy policytable.Proxy, all bool, list ...*Rules) *Set {
 	return s
 }
 
-// costly returns the length of the patterns with which each name is compared.
+// costly returns the total length of the patterns that each query is compared with.
 func costly(patterns []dnsname.Pattern) (bytes int) {
 	for _, p := range patterns {
 		if p.Costly() {
@@ -206,7 +206,6 @@ func (s *Set) AllowsName(name string) bool {
 	return s.All || slices.ContainsFunc(s.DNS, func(p dnsname.Pattern) bool { return p.Every() || p.Matches(name) })
 }
 
-// TooLarge reports whether the set has more rules or longer texts than a message can hold, or more patterns than can be
-// compared with each query. It gets no number then, so
-// its connections are refused.
+// TooLarge reports whether the set has more rules or longer texts than a message can hold, or more patterns than can
+// be compared with each query. Such a set gets no number, so its connections are refused.
 func (s *Set) TooLarge() bool { return s.large }

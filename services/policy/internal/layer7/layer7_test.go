@@ -75,7 +75,8 @@ func TestFieldsAreSeparate(t *testing.T) {
 	}
 }
 
-// TestPatternsThatAreComparedOneByOneAreLimited: each query of a pod is compared with them.
+// TestPatternsThatAreComparedOneByOneAreLimited: a set may have only a limited number of patterns that must be
+// compared with each DNS query one by one.
 func TestPatternsThatAreComparedOneByOneAreLimited(t *testing.T) {
 	set := func(n int, text string) *Set {
 		r := &Rules{}

@@ -11,7 +11,8 @@ import (
 	"github.com/sluice-net/sluice/model/dnsname"
 )
 
-// Matcher evaluates parts of connections by a set. It is immutable, and safe for concurrent use.
+// Matcher evaluates DNS queries, server names and HTTP requests by a set. It is immutable, and safe for concurrent
+// use.
 type Matcher struct {
 	set              *Set
 	dns, serverNames *dnsname.Set
@@ -36,7 +37,7 @@ func NewMatcher(s *Set) *Matcher {
 			if e.text == "" {
 				continue
 			}
-			// A rule with an expression that cannot be compiled matches nothing.
+			// If an expression cannot be compiled, leave out its rule, so that the rule matches nothing.
 			var err error
 			if *e.into, err = regexp.Compile("^(?:" + e.text + ")$"); err != nil {
 				ok = false
@@ -49,14 +50,14 @@ func NewMatcher(s *Set) *Matcher {
 	return m
 }
 
-// AllowsQuery reports whether the set allows a DNS query for a name. A pattern of stars allows every name, whatever its
-// characters.
+// AllowsQuery reports whether the set allows a DNS query for a name. A pattern that consists only of stars allows
+// every name, even one with unusual characters.
 func (m *Matcher) AllowsQuery(name string) bool {
 	return m.set.All || m.dns.Every() || m.dns.Matches(name)
 }
 
-// AllowsServerName reports whether the set allows a TLS connection to the server name of a ClientHello. A ClientHello
-// without a name has the empty one, which no rule allows.
+// AllowsServerName reports whether the set allows a TLS connection to the server name of a ClientHello. For a
+// ClientHello without a server name, name is empty, and no rule allows it.
 func (m *Matcher) AllowsServerName(name string) bool {
 	return m.set.All || name != "" && m.serverNames.Matches(name)
 }
@@ -72,12 +73,12 @@ type Request struct {
 // Verdict is the result for an HTTP request.
 type Verdict struct {
 	Allowed bool
-	// Mismatches are the headers without the wanted value; all of them have an action other than Refuse. The proxy
-	// applies the actions before it passes the request on.
+	// Mismatches lists the headers that lack the value of the rule and have an action other than Refuse. The proxy
+	// applies these actions before it forwards the request.
 	Mismatches []HeaderMatch
 }
 
-// AllowsRequest evaluates a request. If several rules match, a rule without a mismatch has priority, then the first
+// AllowsRequest evaluates a request. Of several matching rules, it takes a rule without a mismatch, or else the first
 // rule in the order of the set.
 func (m *Matcher) AllowsRequest(r *Request) Verdict {
 	if m.set.All {
@@ -125,8 +126,8 @@ func (m *matcher) allows(r *Request) Verdict {
 	return out
 }
 
-// header returns the values of a header, joined by commas: a server may use any of them, so all of them must be as the
-// rule says.
+// header returns the values of a header, joined by commas. A server may use any of the values, so a rule must match
+// all of them together.
 func header(r *Request, name string) (value string, present bool) {
 	all := r.Header.Values(name)
 	return strings.Join(all, ","), len(all) > 0

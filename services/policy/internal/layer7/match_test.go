@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 )
 
-// vector is a set, and what it allows.
+// vector is a test case: a set, with requests that it allows or refuses.
 type vector struct {
 	Name  string
 	Proxy string
@@ -78,7 +78,7 @@ func (v *vector) rules(t *testing.T) []*Rules {
 	return all
 }
 
-// TestVectors evaluates the vectors, also with the policies in the opposite order.
+// TestVectors evaluates the vectors twice, the second time with the policies in reverse order.
 func TestVectors(t *testing.T) {
 	data, err := os.ReadFile("testdata/vectors.json")
 	if err != nil {
@@ -134,8 +134,8 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestUnionAllowsWhatAMemberAllows compares the set of two policies with the sets of each, for all requests of all
-// vectors.
+// TestUnionAllowsWhatAMemberAllows compares the union of two policies with the sets of the single policies, for all
+// requests of all vectors.
 func TestUnionAllowsWhatAMemberAllows(t *testing.T) {
 	data, err := os.ReadFile("testdata/vectors.json")
 	if err != nil {

@@ -35,14 +35,14 @@ func Each(data []byte, take func(Document)) {
 type Item struct {
 	Document Document
 	Path     string // path in the list, such as items[3]
-	// Err is set if the item has no text of its own, or is not an object. If it is an object, its Document can be
-	// decoded in spite of Err.
+	// Err is set if the item is not an object, or if it has no text of its own because of an anchor or alias. In the
+	// second case, its Document can still be decoded.
 	Err error
 }
 
-// Items returns the objects of a list: of a v1 List, or of the list of one kind, whose items may omit version and kind.
-// An error concerns the list itself and names the field; errors of items are in Item.Err. If both results are nil, the
-// document is not a list.
+// Items returns the objects of a v1 List, or of a list of one kind, such as NetworkPolicyList, whose items may omit
+// version and kind. An error concerns the list itself and names the field; errors of items are in Item.Err. If both
+// results are nil, the document is not a list.
 func (d Document) Items() ([]Item, error) {
 	kind, ok := strings.CutSuffix(d.Kind, "List")
 	if !ok {
@@ -57,7 +57,7 @@ func (d Document) Items() ([]Item, error) {
 	var problems Problems
 	unknown, err := d.Decode(&list)
 	errors.As(err, &problems) //nolint:errcheck // Decode returns no other errors
-	// A mistake within an item is reported with the item, and not here.
+	// A mistake within an item is reported with the item.
 	problems = slices.DeleteFunc(problems, func(p Problem) bool {
 		return !p.Stops && p.Path != "items" && Within(p.Path, "items")
 	})
@@ -84,7 +84,7 @@ func (d Document) item(i int, node *yaml.Node, kind string) Item {
 	}
 	out.Document = newDocument(node)
 	out.Document.plain = d.plain
-	// Lines are counted from the start of the text that was passed to yamlstream.Each.
+	// Count lines from the start of the text that was passed to yamlstream.Each.
 	out.Document.Number, out.Document.Line = d.Number, d.Line+node.Line-d.node.Line
 	switch {
 	case refers(node):
@@ -97,7 +97,7 @@ func (d Document) item(i int, node *yaml.Node, kind string) Item {
 	return out
 }
 
-// refers reports whether a node or one of its descendants is shared with other nodes.
+// refers reports whether a node, or a node below it, has an anchor or is an alias.
 func refers(n *yaml.Node) bool {
 	return n.Kind == yaml.AliasNode || n.Anchor != "" || slices.ContainsFunc(n.Content, refers)
 }

@@ -49,7 +49,8 @@ func TestEachDocumentComesWithItsText(t *testing.T) {
 	}
 }
 
-// TestTextsOfDocumentsParseToTheSame: the stored text of a document has the meaning of the document.
+// TestTextsOfDocumentsParseToTheSame: when the stored text of a document is parsed alone, the result equals the
+// document.
 func TestTextsOfDocumentsParseToTheSame(t *testing.T) {
 	t.Parallel()
 	var all strings.Builder
@@ -106,7 +107,7 @@ func TestNamespaceIsAddedWhereNoneIs(t *testing.T) {
 	}
 }
 
-// TestEachReadsWhatParseReads: Each splits a stream in the same way as Parse, which reads the whole stream.
+// TestEachReadsWhatParseReads: Each splits a stream into the same documents as Parse.
 func TestEachReadsWhatParseReads(t *testing.T) {
 	t.Parallel()
 	pieces := []string{
@@ -125,9 +126,9 @@ func TestEachReadsWhatParseReads(t *testing.T) {
 		got, _, err := split([]byte(text))
 		switch {
 		case werr != nil && err == nil && strings.Contains(text, "..."):
-			continue // harmless: the end of a nonexistent document
+			continue // an end marker without a document before it is harmless
 		case err != nil && werr == nil && strings.Contains(text, "\n%"):
-			continue // not YAML: a directive before the end of a document
+			continue // a directive before the end of a document is not valid YAML
 		case (err == nil) != (werr == nil):
 			t.Fatalf("%q: %v, want %v", text, err, werr)
 		case err != nil:
@@ -177,7 +178,8 @@ func TestBoundsOfEachAreThoseOfADocument(t *testing.T) {
 	}
 }
 
-// TestDocumentsHaveNoAnchorsInCommon: a document with an alias into another document cannot be parsed alone.
+// TestDocumentsHaveNoAnchorsInCommon: an alias cannot refer to an anchor in another document, because each document
+// must be parsable alone.
 func TestDocumentsHaveNoAnchorsInCommon(t *testing.T) {
 	t.Parallel()
 	if _, _, err := split([]byte("a: &a {kind: G}\n---\nb: *a\n")); err == nil || !strings.Contains(err.Error(), "document 2: yaml: unknown anchor 'a'") {

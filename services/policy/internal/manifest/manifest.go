@@ -39,11 +39,11 @@ const (
 type Problem struct {
 	Path string // such as spec.ingress[0].toPorts[1]; empty for the whole manifest
 	Text string
-	// Schema is set if only the published schema forbids the value: its meaning is clear, and a server without the
-	// schema would accept it.
+	// Schema is set if only the published schema forbids the value. The meaning of the value is clear, and a server
+	// without the schema would accept it.
 	Schema bool
-	// Held is set if an API server may contain such objects, because they were created before it began to reject
-	// them. Their meaning is clear.
+	// Held is set if an API server may contain objects with this mistake, because they were created before it began
+	// to reject the mistake. Their meaning is clear.
 	Held bool
 	// Stops is set if the problem prevented the rest of the document from being read.
 	Stops bool
@@ -106,13 +106,13 @@ func shorten(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit], "") + "…"
 }
 
-// SchemaOnly reports whether there are problems, and only ones with Schema set.
+// SchemaOnly reports whether there is at least one problem, and all problems have Schema set.
 func (ps Problems) SchemaOnly() bool {
 	return len(ps) > 0 && !slices.ContainsFunc(ps, func(p Problem) bool { return !p.Schema })
 }
 
-// Meaningful reports whether the meaning of the manifest is clear in spite of the problems, because Schema or Held is
-// set in each.
+// Meaningful reports whether the meaning of the manifest is clear in spite of the problems, because each problem has
+// Schema or Held set.
 func (ps Problems) Meaningful() bool {
 	return !slices.ContainsFunc(ps, func(p Problem) bool { return !p.Schema && !p.Held })
 }
@@ -210,8 +210,8 @@ func (d Document) head() head {
 	return h
 }
 
-// PlainWords returns a document in which unquoted words such as yes and on are text, as in earlier versions. In YAML
-// 1.1, which kubectl uses, they mean true and false.
+// PlainWords returns a document that treats unquoted words such as yes and on as text, as earlier versions of Sluice
+// did. YAML 1.1, which kubectl uses, reads these words as true and false.
 func (d Document) PlainWords() Document {
 	d.plain = true
 	h := d.head()
@@ -244,8 +244,8 @@ type decoder struct {
 	plain    bool // treat words of YAML 1.1 as text
 }
 
-// place is the location of a value. It is converted to text only for messages, because aliases can create long paths
-// for very many values.
+// place is the location of a value. It is converted to text only for messages: aliases can create very many values
+// with long paths.
 type place struct {
 	parent *place
 	key    string
@@ -283,8 +283,8 @@ func (d *decoder) fail(at *place, format string, args ...any) {
 
 var numberType = reflect.TypeFor[Number]()
 
-// over counts a value. It returns true if the document has too many values or is nested too deep, so that reading must
-// stop.
+// over counts a value. It returns true if the document has too many values or is nested too deep. The caller must
+// then stop reading.
 func (d *decoder) over(at *place, depth int) bool {
 	if d.nodes++; d.stop {
 		return true
@@ -395,7 +395,7 @@ func (d *decoder) isText(n *yaml.Node) bool {
 	return tag == "!!str" || tag == "!!timestamp" && n.Style == 0
 }
 
-// quoteIt returns the end of a message about an unquoted value that is not a string.
+// quoteIt returns the advice at the end of a message about an unquoted value that should be a string.
 func quoteIt(n *yaml.Node) string {
 	if isWord(n) {
 		return ", as kubectl and YAML 1.1 read it: put it into quotes to have it as text"
@@ -446,7 +446,7 @@ func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.
 			continue
 		}
 		if k.ShortTag() == "!!merge" {
-			d.fail(at, "uses a merge key (<<), which is not supported: write out the merged keys")
+			d.fail(at, "uses a merge key (<<), which is not supported: write the keys of the merged object instead")
 			continue
 		}
 		if other := d.otherKey(k); other != "" {
@@ -466,7 +466,8 @@ func (d *decoder) pairs(n *yaml.Node, at *place, f func(key string, value *yaml.
 	}
 }
 
-// otherKey returns the text that kubectl reads for an unquoted key that is not a string; empty if it is the same.
+// otherKey returns the text that kubectl reads for an unquoted key that is not a string. It returns "" if kubectl
+// reads the same text.
 func (d *decoder) otherKey(k *yaml.Node) string {
 	if d.plain || k.Style != 0 {
 		return ""

@@ -127,7 +127,7 @@ func TestParseSplitsDocuments(t *testing.T) {
 	}
 }
 
-// lines returns n lines that differ in their number.
+// lines returns n lines, each with its number.
 func lines(n int, format string) string {
 	var b strings.Builder
 	for i := range n {
@@ -145,10 +145,10 @@ func bomb() string {
 	return b + "spec: {extra: *a29}\n"
 }
 
-// TestHostileInputIsRefusedInBoundedMemory: expensive input is rejected with the reason and the location. Neither the
-// message nor the memory used is large.
+// TestHostileInputIsRefusedInBoundedMemory: the decoder rejects input that would expand to a huge document. The
+// message contains the reason and the location, and is short. The decoder uses little memory.
 func TestHostileInputIsRefusedInBoundedMemory(t *testing.T) {
-	const limit = 96 << 20 // bytes of heap with garbage, of which a busy machine leaves more, for inputs of up to 10 MB
+	const limit = 96 << 20 // bytes of heap for inputs of up to 10 MB, with garbage, which a busy machine collects late
 	long := fill("k", 500_000)
 	for _, tc := range []struct{ name, text, want string }{
 		{"10 MB of one text", "spec: {extra: \"" + fill("x", 10<<20) + "\"}", "manifest of 10485777 bytes is larger than 3145728"},
@@ -216,7 +216,7 @@ func TestHostileInputIsRefusedInBoundedMemory(t *testing.T) {
 	}
 }
 
-// TestTheLargestManifestsFitIntoBoundedMemory: expensive input that is still allowed stays within the same memory
+// TestTheLargestManifestsFitIntoBoundedMemory: the largest manifests that are allowed stay within the same memory
 // limit.
 func TestTheLargestManifestsFitIntoBoundedMemory(t *testing.T) {
 	for name, text := range map[string]string{
@@ -242,8 +242,7 @@ func TestTheLargestManifestsFitIntoBoundedMemory(t *testing.T) {
 
 func fill(s string, size int) string { return strings.Repeat(s, size/len(s)) }
 
-// peakHeap runs f with frequent garbage collections, and returns by how much the heap grew at most, as far as it was
-// observed.
+// peakHeap runs f with frequent garbage collections, and returns the largest observed growth of the heap.
 func peakHeap(f func()) uint64 {
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
@@ -345,7 +344,7 @@ func TestWordsAreReadAsKubectlReadsThem(t *testing.T) {
 		"labels: {x: y, x: y}": "spec.labels.x: must be a string, is the truth value y" + quote +
 			"; spec.labels.x: is given twice",
 		"labels: {<<: {x: z}}": "spec.labels: uses a merge key (<<), which is not supported: " +
-			"write out the merged keys",
+			"write the keys of the merged object instead",
 		"labels: {x: z}, extra: {on: 1, y: 2}": "",
 	} {
 		_, _, err := decode(t, "kind: K\nspec: {"+in+"}\n")

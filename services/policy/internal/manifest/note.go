@@ -48,7 +48,7 @@ type Notes []Note
 // maxNotes limits the notes that are kept for one manifest.
 const maxNotes = 40
 
-// Add appends a note. Once there are maxNotes, further notes are only counted.
+// Add appends a note. After maxNotes notes, it only counts further notes.
 func (ns *Notes) Add(kind NoteKind, path, format string, args ...any) {
 	if n := len(*ns); n >= maxNotes {
 		(*ns)[n-1].omitted++

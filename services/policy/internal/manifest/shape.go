@@ -8,13 +8,13 @@ import "reflect"
 // Field is a field that Decode sets in a struct.
 type Field struct {
 	Name string
-	// Owners are the structs that contain the field: the struct that was passed to Fields and, if the field belongs
-	// to an embedded struct, the embedded one.
+	// Owners are the structs that contain the field: the struct that was passed to Fields and, if it embeds the
+	// struct that declares the field, the embedded struct too.
 	Owners []reflect.Type
 	// Type is the type of its value in a manifest: string, boolean, integer, "string or integer", object, "map of
 	// strings", any, or "list of" one of these.
 	Type string
-	// Of is the struct into which its value, or each entry of a list, is decoded; nil if it is not a struct.
+	// Of is the Go struct for the field's value, or for each entry of the field's list; nil if that is not a struct.
 	Of reflect.Type
 }
 

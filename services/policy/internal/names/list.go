@@ -54,7 +54,7 @@ type Learned struct {
 type Address struct {
 	Addr    netip.Addr
 	Expires time.Time // end of its TTL
-	Forget  time.Time // when it is removed, unless a connection to it is reported earlier
+	Forget  time.Time // when the address is removed, unless a connection to it is reported before
 }
 
 // List returns copies of the matching names with all their addresses, in no particular order. If has is valid, only

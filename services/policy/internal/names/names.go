@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package names implements the table of learned DNS names and their addresses. Pods share its capacity; the table
-// decides which addresses are removed when it has none. It also removes addresses whose TTL and grace period are over
-// and which no connection uses.
+// Package names implements the table of learned DNS names and their addresses. Pods share the capacity of the table.
+// When the table is full, it decides which addresses are removed. It also removes addresses that no connection uses
+// after their TTL and grace period.
 //
-// It changes only the table. The caller applies the results to the engine and to stable storage.
+// The package changes only the table. The caller applies the results to the engine and to stable storage.
 package names
 
 import (
@@ -30,13 +30,13 @@ const (
 	MaxTTL = 7 * 24 * time.Hour
 )
 
-// maxPerName limits the addresses of one name, so that a name whose addresses change continually does not use up the
-// capacity for all others.
+// maxPerName limits the addresses of one name, so that a name with continually changing addresses cannot use up the
+// capacity.
 const maxPerName = 1024
 
-// HoldFor is the minimum time for which an address is kept after its TTL and after each report of a connection to it,
-// once a datapath has reported. It is longer than several intervals between reports, and than a restart of the
-// datapath.
+// HoldFor is the minimum time for which an address is kept after its TTL has ended and after each report of a
+// connection to it. It applies as soon as a datapath has reported connections. It is longer than several report
+// intervals and longer than a restart of the datapath.
 const HoldFor = 5 * time.Minute
 
 // maxExpiring limits the number of addresses that one call of Hold returns.
@@ -58,8 +58,8 @@ type Table struct {
 	ended  expiryqueue.Queue                   // names, ordered by the time when their last address ends
 	payers map[string]*payers                  // by name
 	shares *podshares.Accounts
-	// used is the time of the last reported connection to an address with an expired TTL. asked holds the addresses
-	// that Hold returned last; nil: Hold was never called.
+	// used contains the time of the last reported connection to each address with an expired TTL. asked contains the
+	// addresses that the last call of Hold returned; nil: Hold was never called.
 	used  map[netip.Addr]time.Time
 	asked map[netip.Addr]struct{}
 }
@@ -78,12 +78,12 @@ func (t *Table) Len() int { return len(t.names) }
 // Addresses returns the number of addresses of all names.
 func (t *Table) Addresses() int { return t.shares.Total(ofAddresses) }
 
-// maxPassedOver limits the names that one call visits in its search for expired addresses that it may remove.
+// maxPassedOver limits how many names one call visits to find expired addresses that it may remove.
 const maxPassedOver = 64
 
-// FreeCapacity frees capacity for addresses of a name, a text of dnsname.Learned, which an asker pays for. It returns
-// the addresses that are new, and the addresses that it has removed. Even if it returns an error, it may have removed
-// addresses.
+// FreeCapacity frees capacity for addresses of a name; the asker pays for them. name is the text of a
+// dnsname.Learned. FreeCapacity returns the addresses that the name does not have yet, and the addresses that it has
+// removed. It may have removed addresses even if it returns an error.
 func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time.Time) (
 	fresh []netip.Addr, gone []engine.Name, err error,
 ) {
@@ -122,7 +122,7 @@ func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time
 	return fresh, f.gone, err
 }
 
-// exhausted returns the error for an asker that may take no more places.
+// exhausted returns the error for an asker that has used up its share of a limit.
 func (t *Table) exhausted(bound int, what string) error {
 	if total := t.shares.Total(bound); total < t.shares.Size(bound) {
 		return fmt.Errorf("the pod's share of the maximum of %d %s is used up; %d are in use",
@@ -135,7 +135,7 @@ func (t *Table) exhausted(bound int, what string) error {
 type freeing struct {
 	*Table
 	by   uint32
-	seen map[netip.Addr]bool // the addresses of the answer, which are not removed for it
+	seen map[netip.Addr]bool // the addresses of the answer itself, which must not be removed
 	now  time.Time
 	gone []engine.Name
 }
@@ -143,8 +143,8 @@ type freeing struct {
 // spares reports whether the caller may remove expired addresses for which an endpoint pays.
 func (f *freeing) spares(payer uint32) bool { return payer == f.by || payer == unpaid }
 
-// evictExpired removes addresses of a name that are kept only for old connections, and whose payers may is true for:
-// first those without a known connection, oldest first.
+// evictExpired removes addresses of a name that are kept only for old connections, if may returns true for their
+// payers. It removes addresses without a known connection first, and the oldest of them first.
 func (f *freeing) evictExpired(name string, need int, may func(payer uint32) bool) {
 	var over []netip.Addr
 	known := f.names[name]
@@ -165,8 +165,8 @@ func (f *freeing) remove(name string, addrs []netip.Addr) {
 	}
 }
 
-// freeExpired removes expired addresses, or names that have only such addresses, until the caller may take n more
-// places.
+// freeExpired removes expired addresses, or names with only expired addresses, until n more fit into the caller's
+// share.
 func (f *freeing) freeExpired(bound, n int) {
 	full := func() bool { return !f.shares.Admits(f.by, bound, n) }
 	if bound == ofAddresses {
@@ -182,7 +182,7 @@ func (f *freeing) freeExpired(bound, n int) {
 	})
 }
 
-// visit calls free for the names that have expired, first to last, while full returns true.
+// visit calls free for the expired names, in the order of their expiry, while full returns true.
 func (f *freeing) visit(
 	q *expiryqueue.Queue, when func(string) (time.Time, bool), full func() bool, free func(name string),
 ) {
@@ -203,8 +203,9 @@ func (f *freeing) visit(
 	}
 }
 
-// evict removes names or addresses until n more fit: of the endpoints that are furthest above their guarantees, first
-// what ends first. The caller may take n places, so others are above their guarantees if n do not fit.
+// evict removes names or addresses until n more fit. It takes them from the endpoints that are furthest above their
+// guarantees, earliest expiry first. The caller is within its guarantee for n more; so if n do not fit, other
+// endpoints are above theirs.
 func (f *freeing) evict(bound, n int) (fits bool) {
 	for f.shares.Missing(bound, n) > 0 {
 		victim, count := f.shares.Victim(bound, n)
@@ -228,7 +229,7 @@ func (f *freeing) evict(bound, n int) (fits bool) {
 	return true
 }
 
-// paidBy returns the names or addresses for which an endpoint pays, ordered by the time when they end.
+// paidBy returns the names or addresses for which an endpoint pays, earliest expiry first.
 func (f *freeing) paidBy(endpoint uint32, bound int) (all []candidate) {
 	for name, addrs := range f.names {
 		p := f.payers[name]
@@ -259,9 +260,10 @@ func (c candidate) compare(o candidate) int {
 	return cmp.Or(c.at.Compare(o.at), strings.Compare(c.name, o.name), c.addr.Compare(o.addr))
 }
 
-// shrink removes valid addresses from a name that is full, if the caller pays for less than its part of the name: the
-// tenants that ask for the name have equal parts, and the pods of each tenant, too. Otherwise one pod could fill a
-// name, so that no other pod learns its addresses. It reports whether n more addresses fit.
+// shrink makes capacity in a name that has the maximum number of addresses. It removes valid addresses if the caller
+// pays for less than its part of the name. The tenants whose pods ask for the name have equal parts, which the pods
+// of each tenant divide equally. Without this, one pod could fill a name so that no other pod can learn addresses of
+// the name. shrink reports whether n more addresses fit.
 func (f *freeing) shrink(name string, n int) (fits bool) {
 	over := len(f.names[name]) + n - maxPerName
 	if over <= 0 {
@@ -307,8 +309,8 @@ func (f *freeing) shrink(name string, n int) (fits bool) {
 	return true
 }
 
-// Add stores the addresses of a name for their TTL. Call FreeCapacity before. Add returns the time at which
-// to call Expire, and whether the stored record of the name must be updated.
+// Add stores the addresses of a name for their TTL. The caller must call FreeCapacity first. Add returns the time at
+// which to call Expire, and whether the stored record of the name must be updated.
 func (t *Table) Add(by Asker, name string, addrs []netip.Addr, ttl time.Duration, now time.Time) (
 	wake time.Time, changed bool,
 ) {
@@ -327,8 +329,8 @@ func (t *Table) Add(by Asker, name string, addrs []netip.Addr, ttl time.Duration
 			t.shares.Charge(by.Endpoint, ofAddresses, 1)
 			p.set(a, by.Endpoint)
 		} else if e := p.of(a); e != by.Endpoint && t.shares.Within(by.Endpoint, ofAddresses, 1) {
-			// A pod within its guarantee pays for the addresses that it uses, so that they are not evicted because the
-			// pod that asked first asks for too much.
+			// A pod within its guarantee pays for the addresses that it uses. Otherwise these addresses could be
+			// evicted because the pod that learned them first exceeds its share.
 			t.shares.Move(e, by.Endpoint, ofAddresses)
 			p.set(a, by.Endpoint)
 		}
@@ -353,8 +355,8 @@ func (t *Table) create(payer uint32, name string, addrs map[netip.Addr]time.Time
 
 // Restore adds a stored record. It returns the addresses of the name, and the time at which to call Expire.
 func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake time.Time, err error) {
-	// The remaining TTL counts from now on, so that later changes of the wall clock have no effect. It exceeds
-	// MaxTTL only if the wall clock was ahead when the address was learned.
+	// Convert the stored time to a remaining TTL, so that later changes of the wall clock have no effect. The
+	// remaining TTL exceeds MaxTTL only if the wall clock was ahead when the address was learned.
 	name := string(r.Key())
 	learned.Name = r.Key()
 	known := make(map[netip.Addr]time.Time, len(r.Addresses))
@@ -365,7 +367,7 @@ func (t *Table) Restore(r record.Name, now time.Time) (learned engine.Name, wake
 		}
 		known[addr] = now.Add(min(time.Unix(a.Expires, 0).Sub(now), MaxTTL))
 		if known[addr].Before(now) {
-			// assume that a connection exists, because no datapath has reported to this process yet
+			// Assume that a connection exists, because no datapath has reported to this process yet.
 			t.used[addr] = now
 		}
 		learned.Addrs = append(learned.Addrs, addr)
@@ -415,8 +417,8 @@ func (t *Table) Expire(now time.Time) (gone []engine.Name, wake time.Time) {
 	}
 }
 
-// Hold extends the time of the addresses in inUse by HoldFor, because connections use them. It returns the addresses
-// whose TTLs have expired, earliest first. The caller then looks for connections to these addresses, and passes the
+// Hold keeps the addresses in inUse for another HoldFor, because connections use them. It returns the addresses whose
+// TTLs have expired, earliest first. The caller then looks for connections to the returned addresses, and passes the
 // addresses that have connections to the next call.
 func (t *Table) Hold(inUse []netip.Addr, now time.Time) (expiring []netip.Addr) {
 	for _, a := range inUse {

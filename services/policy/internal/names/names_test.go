@@ -17,15 +17,15 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 )
 
-// clocked is a table with a clock that the test sets.
+// clocked is a table whose clock the test controls.
 type clocked struct {
 	*Table
 	now  time.Time
-	wake time.Time // when the owner would call Expire; zero: never
+	wake time.Time // the time at which the owner of the table would call Expire; zero: never
 	told map[place]bool
 }
 
-// place is an address of a name, as the engine knows it.
+// place is an address of a name, as it is passed to the engine.
 type place struct {
 	name string
 	addr netip.Addr
@@ -110,7 +110,8 @@ func TestSweepLooksOnlyAtNamesThatEnd(t *testing.T) {
 	if len(o.names) != 0 || o.Addresses() != 0 {
 		t.Errorf("%d names with %d addresses are left", len(o.names), o.Addresses())
 	}
-	// One visit finds the name that ends, one the next name, and one that the name was removed.
+	// For each name, the queue visits at most three names: the expired name, the next name, and the removed name once
+	// more.
 	if most := 3 * names; o.ending.Visits > most {
 		t.Errorf("%d sweeps visited %d names, limit %d", names, o.ending.Visits, most)
 	}
@@ -128,7 +129,7 @@ func TestFullMemoryOfNamesLooksOnlyAtNamesThatEnd(t *testing.T) {
 				t.Fatalf("full of valid %s: a new name was accepted", what)
 			}
 		}
-		o.now = o.now.Add(2 * time.Minute) // all are in their grace
+		o.now = o.now.Add(2 * time.Minute) // all addresses are in their grace period
 		for i := range names / 2 {
 			at := []netip.Addr{netip.AddrFrom4([4]byte{30, 0, byte(i >> 8), byte(i)})}
 			if err := o.learn(fmt.Sprintf("x%d.example.com", i), at, time.Minute); err != nil {
@@ -269,7 +270,7 @@ func TestRoomIsMadeByAddressesWithoutAConnectionFirst(t *testing.T) {
 	}
 }
 
-// TestAddressesEndAsTheSlowWaySays: the reference implementation visits every address.
+// TestAddressesEndAsTheSlowWaySays compares the table with a reference implementation that visits every address.
 func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -295,7 +296,7 @@ func TestAddressesEndAsTheSlowWaySays(t *testing.T) {
 			}
 			continue
 		}
-		over := false // whether any address is in its grace
+		over := false // an address is in its grace period
 		for _, addrs := range o.names {
 			for _, until := range addrs {
 				over = over || until.Before(o.now)
@@ -342,8 +343,8 @@ func BenchmarkNamesThatEndOneByOne(b *testing.B) {
 	}
 }
 
-// TestRestoredAddressesEndByTheRunningClock: restored times use the monotonic clock, so that setting the wall clock
-// while the process runs does not keep an address for years.
+// TestRestoredAddressesEndByTheRunningClock: restored times use the monotonic clock. If the wall clock is set while
+// the process runs, an address is not kept for years.
 func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
 	now := time.Now()
 	const tenYears = 10 * 365 * 24 * time.Hour
@@ -362,8 +363,8 @@ func TestRestoredAddressesEndByTheRunningClock(t *testing.T) {
 	}
 }
 
-// TestAddressThatAnAnswerRepeatsIsNotEvictedForIt learns an answer with a known address, whose TTL has expired, and a
-// new address. The known address is not evicted for the new address.
+// TestAddressThatAnAnswerRepeatsIsNotEvictedForIt: an answer contains a new address, and a known address whose TTL
+// has expired. The table is full, but the known address is not evicted to make capacity for the new one.
 func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 	c := newTable(4, 2*maxPerName)
 	old := netip.MustParseAddr("20.0.0.1")
@@ -385,8 +386,8 @@ func TestAddressThatAnAnswerRepeatsIsNotEvictedForIt(t *testing.T) {
 	}
 }
 
-// TestNameThatIsPassedOverStillExpires: the search for capacity skips a name whose addresses are also in the new
-// answer. The name still expires later.
+// TestNameThatIsPassedOverStillExpires: when the table is full, the search for addresses to remove skips a name whose
+// addresses are in the new answer. The name still expires later.
 func TestNameThatIsPassedOverStillExpires(t *testing.T) {
 	c := newTable(4, 2)
 	a, b := netip.MustParseAddr("20.0.0.1"), netip.MustParseAddr("20.0.0.2")

@@ -11,14 +11,14 @@ import (
 	"github.com/sluice-net/sluice/model/identity"
 )
 
-// Asker is the pod whose query was answered, and pays for what the answer teaches. The zero Asker pays for addresses
-// that a call reports without naming a pod.
+// Asker is the pod whose DNS query was answered. It pays for the learned addresses. The zero Asker pays for addresses
+// that a call of LearnNames reports without a pod.
 type Asker struct {
 	Endpoint uint32 // number of the endpoint on this node
 	Tenant   string // tenant of its namespace
-	// Namespace is the only namespace whose pods may use what the answer teaches; nil: all pods may.
+	// Namespace is the only namespace whose pods may use the learned addresses; nil: all pods may.
 	Namespace *string
-	// Identity is its identity; 0: the call does not name one.
+	// Identity is the identity of the pod; 0: unknown.
 	Identity identity.Numeric
 }
 
@@ -30,22 +30,22 @@ func (a Asker) Key(name string) dnsname.Learned {
 	return dnsname.ForNamespace(name, *a.Namespace)
 }
 
-// unpaid is the endpoint that pays for addresses of an earlier run of the process. Their askers pay for them again with
-// the next answer.
+// unpaid is the payer of addresses that were learned in an earlier run of the process. The next answer with such an
+// address charges the pod that asked.
 const unpaid = ^uint32(0)
 
-// The limits that pods share, as package podshares numbers them. sluice-dns divides its limits in the same way, so that
-// what sluice-dns learns fits here.
+// The limits that pods share, as package podshares numbers them. sluice-dns divides its limits in the same way, so
+// that the addresses that it learns fit into this table.
 const (
 	ofNames = iota
 	ofAddresses
 )
 
-// payers says who pays for a name and its addresses.
+// payers records who pays for a name and for its addresses.
 type payers struct {
 	name uint32
-	// others contains the addresses for which another endpoint pays than for the name. There are few, because a pod
-	// pays for all addresses of a name that no other pod asks for.
+	// others contains the addresses whose payer is not the payer of the name. There are few: the payer of the name
+	// also pays for all addresses that no other pod asked for.
 	others map[netip.Addr]uint32
 }
 

@@ -18,8 +18,9 @@ func address(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{20, byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// TestNamesOfOneTenantKeepOutNoneOfAnother: the pods of a tenant that learns all it can are refused, and lose what ends
-// first, when a pod of another tenant uses its guarantee. The other tenant loses nothing.
+// TestNamesOfOneTenantKeepOutNoneOfAnother: one tenant fills the table. When a pod of another tenant uses its
+// guarantee, pods of the first tenant lose the addresses that expire first, and get errors for new ones. The other
+// tenant loses nothing.
 func TestNamesOfOneTenantKeepOutNoneOfAnother(t *testing.T) {
 	const names, addresses = 64, 256
 	c := newTable(names, addresses)
@@ -59,7 +60,7 @@ func TestNamesOfOneTenantKeepOutNoneOfAnother(t *testing.T) {
 			t.Errorf("name %d of the other tenant is there: %t", n, c.told[a])
 		}
 	}
-	// Further pods take from their own tenant alone.
+	// Further pods of the first tenant take capacity only from their own tenant.
 	for n := range names {
 		_ = learn(Asker{Endpoint: uint32(20 + n), Tenant: "greedy"}, "more", n)
 	}
@@ -70,8 +71,8 @@ func TestNamesOfOneTenantKeepOutNoneOfAnother(t *testing.T) {
 	}
 }
 
-// TestOnePodFillsNoName: a pod that teaches a name as many addresses as it may have gives up some of them when a pod of
-// another tenant learns addresses of the name.
+// TestOnePodFillsNoName: one pod fills a name with the maximum number of addresses. When a pod of another tenant
+// learns addresses of the name, the first pod loses some of its addresses.
 func TestOnePodFillsNoName(t *testing.T) {
 	c := newTable(16, 16*maxPerName)
 	learn := func(by Asker, from int) error {
@@ -106,7 +107,8 @@ func TestOnePodFillsNoName(t *testing.T) {
 	}
 }
 
-// TestNamesOfAnEarlierRunMakeSpace: restored names have no payer until an answer repeats them.
+// TestNamesOfAnEarlierRunMakeSpace: no pod pays for restored names, until an answer contains them again. They can be
+// evicted first.
 func TestNamesOfAnEarlierRunMakeSpace(t *testing.T) {
 	c := newTable(4, 4)
 	for i := range 4 {
@@ -140,7 +142,8 @@ func TestNamesOfAnEarlierRunMakeSpace(t *testing.T) {
 	}
 }
 
-// TestTheTableChargesWhatItHas draws calls of many pods, also of numbers that come back in another tenant.
+// TestTheTableChargesWhatItHas makes random calls for many pods, and checks that the charges agree with the content
+// of the table. Endpoint numbers may reappear in another tenant.
 func TestTheTableChargesWhatItHas(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

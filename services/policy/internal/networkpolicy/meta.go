@@ -191,8 +191,8 @@ func (s *LabelSelector) Convert(place func(key string) (source, key2 string)) []
 	return reqs
 }
 
-// Namespaces returns the requirements of a namespace selector: the labels of the namespace must match, and the peer
-// must be in a namespace, which excludes nodes and the world.
+// Namespaces returns the requirements of a namespace selector. The peer must be in a namespace whose labels match, so
+// nodes and the world never match.
 func (s *LabelSelector) Namespaces() []selector.Requirement {
 	return append(s.Requirements(label.SourceKubernetes, label.KeyNamespaceLabels), InSomeNamespace())
 }

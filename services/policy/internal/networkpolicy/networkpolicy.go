@@ -131,8 +131,8 @@ func strictPrefix(path, s string, ps *manifest.Problems) (netip.Prefix, bool) {
 	return canonical, ok
 }
 
-// heldPrefix parses a prefix in a form that new objects may not have, but that objects in an API server may still have:
-// with bits beyond its length, with leading zeros, or with an IPv4 address in IPv6 notation.
+// heldPrefix parses a prefix in a spelling that new objects may not use, but that older objects in an API server may
+// contain: with bits beyond the prefix length, with leading zeros, or with an IPv4 address in IPv6 notation.
 func heldPrefix(s string) (netip.Prefix, bool) {
 	addr, bits, ok := strings.Cut(s, "/")
 	if !ok {
@@ -210,7 +210,7 @@ func (p *NetworkPolicy) types(egress bool) []string {
 	return []string{"Ingress"}
 }
 
-// Notes returns the notes on a valid policy. An empty spec is valid, but rarely meant.
+// Notes returns the notes on a valid policy. An empty spec is valid, but probably a mistake.
 func (p *NetworkPolicy) Notes() (ns manifest.Notes) {
 	s := p.Spec
 	if s.PodSelector == nil && len(s.PolicyTypes) == 0 && len(s.Ingress) == 0 && len(s.Egress) == 0 {

@@ -85,9 +85,9 @@ func (o *Owner) Replace(ctx context.Context, r Request) (Outcome, error) {
 // noneSelected is the note for a policy that selects no endpoint of this node.
 var noneSelected = manifest.Note{Kind: manifest.NoteSelectsNothing, Text: "selects no endpoint of this node"}
 
-// addNotes adds notes that depend on more than one document to the changes: that a document selects no endpoint of this
-// node, and that no DNS rule selects the endpoints of a document with DNS names. changes[i] must be the change of
-// docs[i]; further elements are deletions. It runs in the caller's goroutine, not in the loop.
+// addNotes adds two kinds of notes to the changes: a document selects no endpoint of this node; or it allows DNS
+// names, and no DNS rule selects its endpoints. changes[i] must be the change of docs[i]; further elements are
+// deletions. It runs in the caller's goroutine, not in the loop.
 func (o *Owner) addNotes(ctx context.Context, docs []decode.Decoded, changes []Changed) error {
 	changed := make(map[policy.Key]bool, len(changes))
 	for _, c := range changes {
@@ -126,8 +126,8 @@ func (o *Owner) addNotes(ctx context.Context, docs []decode.Decoded, changes []C
 	return nil
 }
 
-// Complete deletes the policies that a manager has sent in earlier runs of the service, but not in this one. run is the
-// run that received the manager's policies.
+// Complete deletes the policies that a manager sent in earlier runs of the service and has not sent again in this
+// run. run is the run in which the manager has sent its policies; if the service was restarted since, Complete fails.
 func (o *Owner) Complete(ctx context.Context, c managed.Caller, run [16]byte) (Outcome, error) {
 	return o.changed(ctx, c, func() (edit, error) {
 		e := edit{completes: true}
@@ -196,8 +196,8 @@ func (o *Owner) upsert(caller *managed.Caller, docs []decode.Decoded) (edit, err
 	return e, nil
 }
 
-// changed makes a change of the source "grpc", or only returns its effect. find determines the change in a turn of the
-// owner.
+// changed makes a change of policies that a call requested (source "grpc"), or only returns the effect if the caller
+// asked only to validate it. find determines the change in a turn of the owner.
 func (o *Owner) changed(ctx context.Context, c managed.Caller, find func() (edit, error)) (Outcome, error) {
 	look := func() (edit, error) {
 		if err := c.Check(o.publisher.barrier.Policy); err != nil {

@@ -13,11 +13,11 @@ import (
 type Confirmation struct {
 	Revision uint64
 	Policies int
-	Held     []string // subscribers that continued to enforce an earlier state, with the reason
+	Held     []string // subscribers that still enforced an earlier state, with the reason
 }
 
-// Confirm makes subscribers enforce the current policies, even if they hold an earlier state. With validateOnly it
-// changes nothing.
+// Confirm makes all subscribers enforce the current policies, including subscribers that hold an earlier state. With
+// validateOnly it only returns which subscribers these are.
 func (o *Owner) Confirm(ctx context.Context, validateOnly bool) (Confirmation, error) {
 	return loop.Ask(ctx, o.loop, opOther, func() (Confirmation, error) {
 		out := Confirmation{Revision: o.publisher.barrier.Policy, Policies: len(o.policies.all), Held: o.publisher.held()}
@@ -26,7 +26,7 @@ func (o *Owner) Confirm(ctx context.Context, validateOnly bool) (Confirmation, e
 		}
 		o.config.Log.Warn("policies confirmed: subscribers that hold an earlier state switch to them", "revision",
 			out.Revision, "policies", out.Policies, "held", out.Held)
-		o.publish() // publish earlier changes first, so that they have entries of their own
+		o.publish() // earlier changes must not share a log entry with the confirmation
 		o.publisher.confirm()
 		o.sources.gate.Open()
 		return out, nil

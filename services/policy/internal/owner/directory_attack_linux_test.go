@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/kit/servicetest"
 )
 
-// TestDirectoryUnderConstantRenamesMissesNothing: files are added and removed by rename without a pause. Files that are
-// written in place or removed are still applied, and the final state is correct.
+// TestDirectoryUnderConstantRenamesMissesNothing: a process renames files into and out of the directory without a
+// pause. Meanwhile, files that are written in place or removed are still applied, and the final state is correct.
 func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
 	p := newPlace(t)
 	p.ready(map[string]string{"stays.yaml": policy("stays", 1), "goes.yaml": policy("goes", 1)})
@@ -60,9 +60,9 @@ func TestDirectoryUnderConstantRenamesMissesNothing(t *testing.T) {
 	p.want("afterwards", append([]string{"stays.yaml: stays 2"}, last...)...)
 }
 
-// TestFileOfThousandsOfPolicies reads a file with thousands of policies. Policies that exceed the share of their
-// namespace isolate. If a document exceeds the memory limit by the number of its values, the file is refused, and the
-// message contains the file's name.
+// TestFileOfThousandsOfPolicies reads a file with thousands of policies. The policies that exceed the share of their
+// namespace isolate the pods that they select. A file with a document of too many values is refused; the message
+// contains the name of the file.
 func TestFileOfThousandsOfPolicies(t *testing.T) {
 	many := func(n int) string {
 		var b strings.Builder
@@ -71,8 +71,8 @@ func TestFileOfThousandsOfPolicies(t *testing.T) {
 		}
 		return b.String()
 	}
-	// All files have to be in the first listing: policies of a later one would be the newest, and exceed the share. So
-	// no file may count as being written, which it does for the time in Quiet after its last change.
+	// All files must be in the first listing: a policy of a later listing would be newer and exceed the share. So
+	// make Quiet so short that no file counts as being written.
 	p := newPlace(t, func(s *directory.Source) { s.Quiet = time.Nanosecond })
 	p.ready(map[string]string{
 		"few.yaml": many(900), "large.yaml": strings.ReplaceAll(many(2000), "name: p", "name: q"), "a.yaml": policy("a", 1),

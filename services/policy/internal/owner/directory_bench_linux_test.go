@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// told reports when a listing was applied.
+// told sends a message when a listing was applied.
 type told struct {
 	directory.Feed
 	taken chan struct{}
@@ -58,7 +58,7 @@ func BenchmarkChange(b *testing.B) {
 		taken := make(chan struct{})
 		source := directory.New(dir, "policies", told{o.Feed(managed.SourceFile), taken}, func(context.Context, error) error { return nil }, log.Discard())
 		source.Rest = 0 // changes follow each other immediately
-		// The other files have existed for a while.
+		// The other files are old enough to count as completely written.
 		source.Grain = 0
 		wg.Go(func() { source.Run(ctx) }) //nolint:errcheck // it ends with the context
 		revision := func() uint64 {
@@ -85,7 +85,7 @@ func BenchmarkChange(b *testing.B) {
 				}
 				<-taken
 				b.StopTimer()
-				for revision() == before { // a scan for another reason came first
+				for revision() == before { // an earlier scan had another reason
 					<-taken
 				}
 				b.StartTimer()
@@ -108,8 +108,8 @@ func BenchmarkChange(b *testing.B) {
 	}
 }
 
-// BenchmarkRescan measures a scan that reads all files of a directory, as every 30 s. There are 30,000 policies, and none
-// has changed.
+// BenchmarkRescan measures the scan that reads all files of a directory every 30 s. There are 30,000 policies, and
+// none has changed.
 func BenchmarkRescan(b *testing.B) {
 	const files, each = 300, 100
 	dir := b.TempDir()

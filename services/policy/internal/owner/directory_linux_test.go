@@ -55,7 +55,7 @@ func newPlace(t *testing.T, change ...func(*directory.Source)) *place {
 	})
 	failed := p.owner.Feed(managed.SourceFile).Failed
 	source := directory.New(filepath.Join(p.dir, "policies"), "policies", p.owner.Feed(managed.SourceFile), failed, log.Discard())
-	source.Rescan = time.Hour // rely on kernel events only
+	source.Rescan = time.Hour // so that only kernel events cause scans
 	for _, c := range change {
 		c(source)
 	}
@@ -161,8 +161,8 @@ func TestFilesBecomePolicies(t *testing.T) {
 	p.want("c moved", "e.json: c …")
 }
 
-// TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched reaches the limits of inotify, as other programs on
-// the machine may do.
+// TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched: the limits of inotify are exhausted, as other
+// programs on the machine may do. Policies are still enforced.
 func TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched(t *testing.T) {
 	limit, inside := dirwatchtest.Limited(t)
 	if !inside {
@@ -184,9 +184,9 @@ func TestKernelPoliciesAreEnforcedThoughTheDirectoryCannotBeWatched(t *testing.T
 	}
 }
 
-// TestBadFileIsReportedAndItsLastGoodStateStays writes documents that cannot be applied. Such a document isolates the
-// pods that it selects, and does not affect other documents. If not even the namespace of a document can be read, the
-// earlier policies of its file stay.
+// TestBadFileIsReportedAndItsLastGoodStateStays writes documents that cannot be applied. A bad document isolates the
+// pods that it selects, and other documents are not affected. If even the namespace of the bad document cannot be
+// read, the earlier policies of its file stay.
 func TestBadFileIsReportedAndItsLastGoodStateStays(t *testing.T) {
 	p := newPlace(t)
 	p.do(os.Mkdir(p.path(""), 0o755))
@@ -237,7 +237,7 @@ func TestSecondDocumentWithAPolicyIsolates(t *testing.T) {
 	p.do(os.Mkdir(p.path(""), 0o755))
 	p.write("m.yaml", policy("a", 1))
 	p.want("one", "m.yaml: a 1")
-	// Its file sorts first, but it is still the second.
+	// b.yaml sorts before m.yaml, but m.yaml had the policy first.
 	p.write("b.yaml", policy("x", 7)+"---\n"+policy("a", 2))
 	p.want("the second", "b.yaml: a !NetworkPolicy default/a is in m.yaml already (b.yaml: document 2 (line 8))",
 		"b.yaml: x 7", "m.yaml: a 1")
@@ -265,12 +265,12 @@ func TestEditorsAndVolumesAreFollowed(t *testing.T) {
 	p.write("a.yaml", policy("a", 1))
 	p.want("at first", "a.yaml: a 1")
 
-	// An editor writes another file and renames it.
+	// Write to another file and rename it, as an editor does.
 	p.write(".a.tmp", policy("a", 2))
 	p.do(os.Rename(p.path(".a.tmp"), p.path("a.yaml")))
 	p.want("renamed over", "a.yaml: a 2")
 
-	// A slow writer: meanwhile the file contains a complete policy.
+	// Write slowly: in between, the file contains a complete policy.
 	f, err := os.OpenFile(p.path("a.yaml"), os.O_WRONLY|os.O_TRUNC, 0)
 	p.do(err)
 	for _, part := range []string{policy("a", 3), "---\n", policy("b", 4)} {
@@ -281,7 +281,7 @@ func TestEditorsAndVolumesAreFollowed(t *testing.T) {
 	p.want("written in parts", "a.yaml: a 3", "a.yaml: b 4")
 	p.do(os.Remove(p.path("a.yaml")))
 
-	// A Kubernetes volume: names are links through a link that is swapped.
+	// Like a Kubernetes volume: each file name is a symbolic link through a directory link that is replaced.
 	for i, dir := range []string{"..v1", "..v2"} {
 		p.do(os.Mkdir(p.path(dir), 0o755))
 		p.write(dir+"/v.yaml", policy("v", 10+i))
@@ -294,7 +294,7 @@ func TestEditorsAndVolumesAreFollowed(t *testing.T) {
 	p.want("swapped", "v.yaml: v 11")
 }
 
-// ready writes files before the source could read them one by one.
+// ready writes files as one change, so that the source cannot read some of them before the others.
 func (p *place) ready(files map[string]string) {
 	p.t.Helper()
 	next := filepath.Join(p.dir, "next")
@@ -306,9 +306,9 @@ func (p *place) ready(files map[string]string) {
 }
 
 func TestFinishedRenameActsAtOnce(t *testing.T) {
-	p := newPlace(t, func(s *directory.Source) { s.Quiet, s.Patience = time.Hour, time.Hour }) // no other trigger
-	// The source watches for the directory before it reports that it is missing. Files from before the watch would
-	// count as being written.
+	p := newPlace(t, func(s *directory.Source) { s.Quiet, s.Patience = time.Hour, time.Hour }) // no other triggers
+	// The source watches for the directory before it reports that it is missing. Files that exist before the watch
+	// would count as being written.
 	servicetest.Eventually(t, "the directory to be missed", func() bool {
 		st, err := p.owner.Reader().Status(t.Context())
 		return err == nil && slices.ContainsFunc(st.Sources, func(s summary.SourceStatus) bool {
@@ -323,15 +323,15 @@ func TestFinishedRenameActsAtOnce(t *testing.T) {
 	p.do(os.Rename(p.path("a.yaml"), p.path("c.yaml")))
 	p.want("renamed", "b.yaml: b 1", "c.yaml: a 2")
 
-	// An editor removes a file before it writes the new one. Other events meanwhile do not make the file count as
-	// deleted.
+	// Like an editor that removes a file before it writes the new one. Other events in between must not make the file
+	// count as deleted.
 	p.do(os.Rename(p.path("c.yaml"), p.path("c.yaml~")))
 	p.write(".b.tmp", policy("b", 2))
 	p.do(os.Rename(p.path(".b.tmp"), p.path("b.yaml")))
 	p.want("another file", "b.yaml: b 2", "c.yaml: a 2")
 	p.do(os.Rename(p.path("c.yaml~"), p.path("c.yaml")))
 
-	// A file that is being written in place is not read, nor is a link to it.
+	// A file that is being written in place is not read, and neither is a symbolic link to it.
 	p.do(os.Symlink("b.yaml", p.path("d.yaml")))
 	p.write("b.yaml", policy("b", 3))
 	p.write(".e.tmp", policy("e", 1))
@@ -354,7 +354,7 @@ func TestFinishedRenameActsAtOnce(t *testing.T) {
 
 func TestFileThatIsOpenKeepsWhatItHad(t *testing.T) {
 	// The directory exists before the source starts: a directory that is created later may be listed once before it
-	// is watched, and then the open file would go unnoticed.
+	// is watched, and the source would then not notice that the file is open for writing.
 	p := newPlace(t, func(s *directory.Source) {
 		s.Patience = 2 * s.Quiet
 		files := map[string]string{"a.yaml": policy("a", 1) + "---\n" + policy("b", 1), "c.yaml": policy("c", 1)}
@@ -406,7 +406,7 @@ func TestDirectoryThatBecomesEmptyKeepsItsPoliciesForAWhile(t *testing.T) {
 		t.Errorf("the error of the source is still %q", e)
 	}
 
-	// The time before a restart counts, too.
+	// The time before a restart counts as well.
 	other := directory.New(t.TempDir(), "policies", p.owner.Feed(managed.SourceFile), nil, log.Discard())
 	for range 2 {
 		if err := other.Scan(t.Context()); err == nil {
@@ -448,7 +448,8 @@ func TestFileOfLimitIsRefusedAndTheOthersAreTaken(t *testing.T) {
 	p.want("too large", "a.yaml: a 1", "big.yaml: !document 1 (line 1): manifest of 4194439 bytes is larger than 3145728")
 }
 
-// TestRefusedFileIsTriedAgainWithoutAChange: the reason for a refusal may end without a change in the directory.
+// TestRefusedFileIsTriedAgainWithoutAChange: a file was refused for a reason that ends without a change in the
+// directory. The source then applies it.
 func TestRefusedFileIsTriedAgainWithoutAChange(t *testing.T) {
 	p := newPlace(t)
 	if _, err := p.owner.Upsert(t.Context(), []byte(policy("a", 1)), "", false); err != nil {
@@ -481,7 +482,7 @@ func TestOddFilesAreRefusedAndTheOthersAreTaken(t *testing.T) {
 		"fifo.yaml: !not a regular file", "loop.yaml: !open …")
 }
 
-// unread counts the files of a listing that were not read.
+// unread counts the files that a listing contains without content, because the source did not read them again.
 type unread struct {
 	directory.Feed
 	files int

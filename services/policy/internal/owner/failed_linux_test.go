@@ -44,13 +44,13 @@ var residents = map[identity.Numeric]label.Set{
 	9:   label.NewSet(label.Reserved(identity.NameWorldIPv4)),
 }
 
-// tiers are labels of residents that identities leave out.
+// tiers are labels of residents that identities do not include.
 var tiers = map[identity.Numeric]label.Label{
 	300: label.Kubernetes("tier", "front"), 301: label.Kubernetes("tier", "back"), 302: label.Kubernetes("tier", "front"),
 }
 
-// settleIn adds the pods to an owner, with a datapath that wants their tables. all adds the labels that identities
-// leave out.
+// settleIn adds the pods to an owner, with a datapath that subscribes to their tables. If all is set, identities also
+// include the labels of tiers.
 func settleIn(t *testing.T, o *Owner, all bool) {
 	t.Helper()
 	filter := []labelfilter.Rule{{Text: "tier", Counts: all}}
@@ -170,8 +170,8 @@ func (w *writer) cilium() string {
 // change is an object or its removal, with a possible fault.
 type change struct {
 	key  policy.Key
-	put  *policy.Written // as wanted by the source; nil: removed
-	bad  *policy.Written // as it is delivered
+	put  *policy.Written // the desired version; nil: removed
+	bad  *policy.Written // the version that is delivered, which may have a fault
 	what string
 }
 
@@ -195,7 +195,7 @@ func by(k policy.Key) string {
 	return byCall
 }
 
-// ways delivers objects to an owner from three sources.
+// ways delivers objects to an owner through three sources: an API server, files and calls.
 type ways struct {
 	deltas
 	feed  *Feed
@@ -206,7 +206,7 @@ func newWays(t *testing.T, o *Owner) ways {
 	return ways{deltas{o.Objects(managed.SourceKubernetes), t}, o.Feed(managed.SourceFile), make(map[policy.Key][]byte)}
 }
 
-// give delivers a form of an object by its source; nil: it is removed.
+// give delivers a form of an object through the object's source; nil removes the object.
 func (x ways) give(k policy.Key, form *policy.Written) error {
 	switch by(k) {
 	case managed.SourceFile:
@@ -294,7 +294,8 @@ func (w *writer) change() change {
 		if k.Kind != "NetworkPolicy" {
 			break
 		}
-		// More intervals than a class may have. The part that fits is enforced, so the earlier state is not a bound.
+		// More intervals than a class may have. The rules that fit are enforced, so connections that the earlier
+		// state denied may be allowed.
 		first := func(ports string) string {
 			return strings.Replace(spec, `,"ingress":[`, `,"ingress":[{"ports":[`+ports+`]}`+`,`, 1)
 		}
@@ -323,7 +324,7 @@ func (w *writer) change() change {
 	return c
 }
 
-// subset reports the connections of a that are missing in at least one other set.
+// subset reports an error for each connection of a that at least one of the sets lacks.
 func subset(t *testing.T, what string, a map[string]bool, sets ...map[string]bool) {
 	t.Helper()
 	for _, b := range sets {
@@ -335,8 +336,8 @@ func subset(t *testing.T, what string, a map[string]bool, sets ...map[string]boo
 	}
 }
 
-// TestFailedChangeNeverOpens (INV-54) makes a change fail in every way, by an API server, in files and by calls. Until
-// the change succeeds, the enforced state allows nothing that the former state or the desired state denies.
+// TestFailedChangeNeverOpens (INV-54) makes changes from an API server, files and calls fail in every possible way.
+// Until the change succeeds, the enforced state allows nothing that the former state or the desired state denies.
 func TestFailedChangeNeverOpens(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -368,7 +369,7 @@ func TestFailedChangeNeverOpens(t *testing.T) {
 	}
 }
 
-// newModel returns an owner that contains the wanted objects, has capacity for them, and knows all labels.
+// newModel returns an owner that contains the desired objects, has capacity for them, and knows all labels.
 func newModel(t *testing.T) deltas {
 	t.Helper()
 	m, _ := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceKubernetes})
@@ -379,8 +380,8 @@ func newModel(t *testing.T) deltas {
 }
 
 // TestFirstStartAllowsNothingThatTheSourcesDeny delivers objects in random order to an owner that has never run, with
-// faults and restarts. Subscribers wait until each source has delivered everything, and then have nothing that the
-// objects deny.
+// faults and restarts. Subscribers wait until each source has delivered all its objects. Their tables then allow
+// nothing that the objects deny.
 func TestFirstStartAllowsNothingThatTheSourcesDeny(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -529,7 +530,7 @@ func failChanges(t *testing.T, w *writer, c *clock, d ways, model deltas, disk *
 		err := d.give(ch.key, ch.bad)
 		what := fmt.Sprintf("step %d: %s of %s is %s, full disk: %t (%v)", step, ch.key, by(ch.key), ch.what, full,
 			err)
-		// A caller that gets an error has changed nothing, and a file that cannot be read keeps its last text.
+		// A call that returns an error has changed nothing. A file that cannot be read keeps its last text.
 		kept := by(ch.key) == byCall && err != nil || ch.what == cutOff
 		check := func(more string, asBefore bool) {
 			t.Helper()

@@ -17,7 +17,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// Feed is a source that lists all its policies each time.
+// Feed is a source that lists all its policies each time, such as a directory.
 type Feed struct {
 	owner   *Owner
 	name    string
@@ -31,7 +31,8 @@ type file struct {
 	docs []decode.Decoded
 	err  error
 	keep bool // the file was not read; its policies stay
-	// gone is set, with keep, if the file was renamed or removed, and an unreadable file may have its policies.
+	// gone is set, together with keep, if the file was renamed or removed. Its policies stay, because an unreadable
+	// file may contain them now.
 	gone bool
 	// partly is set if err concerns only some of the documents. docs contains the other documents.
 	partly  bool
@@ -43,7 +44,7 @@ func (o *Owner) Feed(name string) *Feed {
 	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
 }
 
-// Held returns the number of policies of the source.
+// Held returns the number of policies that the owner has of the source.
 func (f *Feed) Held(ctx context.Context) (int, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (int, error) {
 		held := 0
@@ -62,10 +63,10 @@ func (f *Feed) Failed(ctx context.Context, why error) error {
 }
 
 // Set replaces the files of the source. A document that cannot be applied isolates the pods that it selects, or its
-// namespace. If not even the namespace of a document can be read, the policies of its file stay, except for policies
-// that are now in another document of the file. The same applies to a file that was renamed. Renames before the first
-// listing of a run are unknown: while a file cannot be read, the policies of all files that are gone since the previous
-// run stay.
+// namespace. If even the namespace of a document cannot be read, the policies of its file stay, except for policies
+// that are now in another document of the file. The same applies to a renamed file. Renames before the first listing
+// of a run are unknown. Therefore, while a file cannot be read, the policies of all files that disappeared since the
+// previous run stay.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	var known map[string][]decode.Decoded
 	if len(f.decoded) == 0 {
@@ -76,7 +77,7 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	}
 	current := make(map[string]*file, len(files))
 	var order []string
-	var before *enforced // a listing of which every file was read is compared as a whole
+	var before *enforced // nil if every file was read: then all files are compared
 	for _, in := range files {
 		if in.Same {
 			if f.last != nil {
@@ -125,7 +126,7 @@ func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	f.decoded, f.last = current, l
 	if err := f.owner.takeOver(ctx, l); err != nil {
 		f.last = nil
-		return err // the next listing has the renames of this one again
+		return err // f.former is unchanged, so the next listing handles the same renames again
 	}
 	former.Warn(f.owner.config.Log, f.name, f.former)
 	f.former = former
@@ -142,14 +143,14 @@ func (f *Feed) origins(ctx context.Context) ([]string, error) {
 // read decodes the documents of a file.
 func (d *file) read(in directory.File, rules rule.Options) {
 	is := decode.Options{Rules: rules, Large: true}.File(in.Origin, in.Data)
-	d.docs, d.skipped = slices.Clone(is.Policies), is.Skipped // without spare capacity
+	d.docs, d.skipped = slices.Clone(is.Policies), is.Skipped // Clone drops spare capacity
 	if len(is.Unreadable) > 0 {
 		d.err, d.partly = errors.New(strings.Join(is.Unreadable, "; ")), true
 	}
 }
 
-// inForce returns the enforced policies of the source by origin. With them, files that are unchanged after a restart
-// need not be decoded again.
+// inForce returns the enforced policies of the source by origin. They are used so that files which did not change
+// during a restart need not be decoded again.
 func (f *Feed) inForce(ctx context.Context) (map[string][]decode.Decoded, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[string][]decode.Decoded, error) {
 		out := make(map[string][]decode.Decoded)

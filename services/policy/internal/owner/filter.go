@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/excludedlabels"
 )
 
-// filterFile is the file with the last filter of the identity service, which may not run when the policies are compiled
-// at the next start.
+// filterFile is the file with the last label filter of the identity service. It is needed at the next start, because
+// the identity service may not run when the policies are compiled.
 const filterFile = "label-filter.json"
 
 // filterRecord is the content of filterFile.
@@ -48,7 +48,8 @@ func loadFilter(dir string, l *slog.Logger) (excludedlabels.Filter, error) {
 		if err = json.Unmarshal(text, &r); err == nil {
 			f, err = r.filter()
 		}
-		// if the default filter differs, policies are stricter until the service sends its filter
+		// If the stored filter is lost, the default filter applies until the identity service sends its filter. If
+		// the two differ, policies are stricter until then.
 		if err != nil {
 			l.Warn("cannot read the stored label filter; using the default",
 				"file", filterFile, log.Err(err))

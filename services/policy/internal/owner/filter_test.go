@@ -21,14 +21,14 @@ import (
 // label must not allow connections that Kubernetes denies, and its author must be informed.
 func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 	for what, c := range map[string]struct{ spec string }{
-		// In Kubernetes, app=db (301) is a pod of the Job "migrate" and isolated.
+		// The pod app=db (301) belongs to the Job "migrate", so in Kubernetes it is isolated.
 		"the pods of a Job are isolated": {
 			`"spec":{"podSelector":{"matchLabels":{"batch.kubernetes.io/job-name":"migrate"}}}`,
 		},
 		"the pod of a StatefulSet is isolated": {
 			`"spec":{"podSelector":{"matchLabels":{"statefulset.kubernetes.io/pod-name":"db-0"}}}`,
 		},
-		// In Kubernetes, app=web (300) is a pod of a Job and is not allowed.
+		// The pod app=web (300) belongs to a Job, so in Kubernetes it is not allowed.
 		"everything except Jobs is allowed": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
 			`{"podSelector":{"matchExpressions":[{"key":"batch.kubernetes.io/job-name","operator":"DoesNotExist"}]}}]}]}`},
 		"everything except one Job is allowed": {`"spec":{"podSelector":{"matchLabels":{"app":"db"}},"ingress":[{"from":[` +
@@ -36,7 +36,7 @@ func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			d, _ := objects(t, t.TempDir())
-			// The identities that sluice-identity makes for pods with these labels and app=web or app=db.
+			// The identities that sluice-identity creates for pods with these labels and app=web or app=db.
 			var ids []peer.Identity
 			for i, app := range []string{"web", "db"} {
 				id, err := peer.New(identity.Numeric(300+i), label.NewSet(label.Kubernetes("app", app),
@@ -64,8 +64,8 @@ func TestSelectorsOverLabelsThatIdentitiesLeaveOutOpenNothing(t *testing.T) {
 	}
 }
 
-// TestFilterOfTheIdentityServiceDecidesWhichLabelsCount: the label filter of the identity service is applied, even if
-// it changes while policies are enforced. The last filter still applies after a restart.
+// TestFilterOfTheIdentityServiceDecidesWhichLabelsCount: policies follow the label filter of the identity service,
+// even if it changes while they are enforced. After a restart, the last filter still applies.
 func TestFilterOfTheIdentityServiceDecidesWhichLabelsCount(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := run(t, dir)

@@ -45,8 +45,8 @@ func heap() uint64 {
 }
 
 // TestPoliciesBeyondTheShareTakeBoundedMemory (INV-65) applies 5,000 policies of one tenant, of 1 KiB each, with
-// capacity for 250. The process keeps only a limited number of the policies that exceed the share; for the other
-// policies, it isolates their namespace.
+// capacity for 250. The process keeps only a limited number of the policies that exceed the share. For the rest, it
+// isolates their namespaces.
 func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	const count, each = 5000, 1 << 10
 	c := &clock{now: time.Now()}
@@ -71,7 +71,7 @@ func TestPoliciesBeyondTheShareTakeBoundedMemory(t *testing.T) {
 	grown := int64(heap()) - int64(before)
 	t.Logf("%d policies of %d bytes: the owner has grown by %d KiB, %d bytes for each",
 		count, each, grown>>10, grown/count)
-	const most = 6 << 20 // 250 enforced, an eighth of 1 MiB that isolate, and ledger entries of the others
+	const most = 6 << 20 // 250 enforced policies, 128 KiB of policies that isolate, and ledger entries of the rest
 	if grown > most {
 		t.Errorf("%d policies beyond the share use %d MiB, limit %d", count, grown>>20, most>>20)
 	}
@@ -164,8 +164,8 @@ func TestNamespaceIsIsolatedForPoliciesThatAreNotKept(t *testing.T) {
 	d.want("without policies")
 }
 
-// TestGroupBeyondTheShareIsClosed has CIDRGroups that exceed the limit in bytes. Deny rules that refer to such a
-// group apply to every address, and allow rules to none, even under its former labels.
+// TestGroupBeyondTheShareIsClosed: CIDR groups exceed the limit in bytes. Deny rules that refer to such a group apply
+// to every address, and allow rules to no address, even if the rules refer to the former labels of the group.
 func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{now: time.Now()}
@@ -240,7 +240,7 @@ func TestGroupBeyondTheShareIsClosed(t *testing.T) {
 	reach("with capacity again", false, true)
 }
 
-// passesTo reports whether TCP from a pod to an external address passes.
+// passesTo reports whether a TCP connection from a pod to an external address is allowed.
 func passesTo(t *testing.T, o *Owner, from identity.Numeric, to string) bool {
 	t.Helper()
 	x, err := o.Reader().Explain(t.Context(), query.Peer{Identity: from}, query.Peer{Addr: netip.MustParseAddr(to)},

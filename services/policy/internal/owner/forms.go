@@ -55,7 +55,7 @@ func (f *forms) filtered(ob policy.Object) policy.Object {
 
 // isolation returns the policy that isolates a namespace.
 func (f *forms) isolation(k policy.Key) *Policy {
-	why := "policies of the namespace exceed the share of their tenant, and are too many to isolate one by one"
+	why := "too many policies of the namespace exceed the share of their tenant to isolate their pods one by one"
 	p := &Policy{
 		Key: k, Source: managed.SourceKubernetes, Origin: k.String(), Updated: f.now(), Created: time.Unix(0, 0),
 		Exceeds: why, read: new(policy.IsolateNamespace(k, "", errors.New(why))),
@@ -64,7 +64,7 @@ func (f *forms) isolation(k policy.Key) *Policy {
 	return p
 }
 
-// restoreHeld repeats hold after a restart, with the text in the journal.
+// restoreHeld does again after a restart what hold has done before; text is the text in the journal.
 func (f *forms) restoreHeld(p *Policy, text []byte) {
 	if len(text) == 0 {
 		return
@@ -79,7 +79,7 @@ func (f *forms) restoreHeld(p *Policy, text []byte) {
 	p.addHeld()
 }
 
-// isolate replaces the rules of a policy by the isolation of the pods that it selects.
+// isolate replaces the rules of a policy by rules that isolate the pods that it selects.
 func (f *forms) isolate(p *Policy, why string) {
 	p.Exceeds = why
 	if p.source().Redelivers && len(p.Manifest) > maxReduced && p.Key.Kind != policy.KindDocument {
@@ -123,8 +123,8 @@ func (f *forms) decode(r record.Policy) *Policy {
 		p.Revision, p.Updated = r.Revision, time.Unix(r.Updated, 0)
 		return p
 	}
-	// Policies that an earlier version accepted stay accepted. If they came from a call, it may have set
-	// AllowUnknown. All other unknown fields come from a later version, and may narrow a rule.
+	// An earlier version may have accepted the policy with unknown fields, if the call had set AllowUnknown. Such a
+	// policy stays accepted. All other unknown fields come from a later version, and may narrow a rule.
 	from := source.Of(r.Source)
 	as := decode.Options{
 		Rules: f.rules, Namespace: r.Key.Namespace, AllowUnknown: !from.Files && !r.Place.Known, Stored: true,

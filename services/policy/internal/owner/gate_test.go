@@ -58,7 +58,7 @@ func TestSubscribersWaitForTheFirstListingOfTheState(t *testing.T) {
 		t.Error("a subscriber waits after a restart, although the state was listed once")
 	}
 	stop()
-	// A new state was never listed, whatever the file contains.
+	// A new state must wait for a listing, whatever the file contains.
 	if err := os.Remove(filepath.Join(dir, "policies.db")); err != nil {
 		t.Fatal(err)
 	}

@@ -72,8 +72,8 @@ func (f *IdentityFeed) setIdentities(set []peer.Identity, gone []identity.Numeri
 	f.storage.save(rec)
 }
 
-// TakeIdentities is SetIdentities, and also records the revision of the identity service whose state the owner then
-// has; zero means unknown.
+// TakeIdentities is like SetIdentities, and also records the revision of the identity service that the owner has
+// reached; zero means unknown.
 func (f *IdentityFeed) TakeIdentities(
 	ctx context.Context, set []peer.Identity, gone []identity.Numeric, at peer.Revision,
 ) error {

@@ -27,7 +27,7 @@ const (
 // earlier version.
 const datapathName = "datapath"
 
-// Interest lists the subjects and locations for which a subscriber needs tables.
+// Interest lists the subjects whose tables a subscriber needs, and the identities of addresses that it reports.
 type Interest struct {
 	Subjects  []identity.Numeric
 	Locations []engine.Location
@@ -85,8 +85,8 @@ func newInterests(linger time.Duration, now func() time.Time) *interests {
 	return &interests{linger: linger, now: now, all: make(map[string]*subscriber)}
 }
 
-// connecting returns the record of the subscriber that connects. A new subscriber that never completes its connection
-// is removed later.
+// connecting returns the record of a subscriber that connects. If a new subscriber never completes its connection,
+// the record is removed later.
 func (s *interests) connecting(want *Subscription) (*subscriber, error) {
 	one := s.all[want.Name]
 	if one == nil {
@@ -112,7 +112,7 @@ func (s *interests) connecting(want *Subscription) (*subscriber, error) {
 	return one, nil
 }
 
-// restore adds a stored subscriber. It returns nil if the subscriber need not be kept.
+// restore adds a stored subscriber. It returns nil if the subscriber is no longer needed.
 func (s *interests) restore(r record.Subscriber) (*subscriber, error) {
 	if !r.Enforces && r.Name != datapathName {
 		return nil, nil //nolint:nilnil // stored by a version that also kept watching subscribers
@@ -145,8 +145,8 @@ func subscriberRecord(name string, s *subscriber) record.Subscriber {
 	return r
 }
 
-// next returns one batch of subjects to add or to remove, until the subscriber has the subjects in want. To free
-// capacity first, it returns additions only when there is nothing to remove.
+// next returns the next batch of subjects to remove or to add on the way to want. It returns additions only when
+// there is nothing left to remove, so that capacity is freed first.
 func (one *subscriber) next(want map[identity.Numeric]struct{}) (add, remove []identity.Numeric) {
 	for x := range one.subjects {
 		if _, ok := want[x]; !ok && len(remove) < subjectsAtOnce {
@@ -164,7 +164,7 @@ func (one *subscriber) next(want map[identity.Numeric]struct{}) (add, remove []i
 	return add, nil
 }
 
-// rest returns the interests of a subscriber that are not in want and must be removed.
+// rest returns the subjects and locations of a subscriber that want does not contain, so that they must be removed.
 func (one *subscriber) rest(want Interest) (remove []identity.Numeric, vacate []netip.Addr) {
 	subjects := make(map[identity.Numeric]struct{}, len(want.Subjects))
 	for _, x := range want.Subjects {
@@ -226,8 +226,8 @@ func sizeAfter[K comparable, V any](m map[K]V, remove, add []K) int {
 	return n
 }
 
-// change changes the interests of a subscriber. It returns the change of the interests of all subscribers together.
-// Added subjects are not part of it, because their identities may not be known yet.
+// change changes the interests of a subscriber. It returns the resulting change of the union of all subscribers'
+// interests, without added subjects, whose identities may not be known yet.
 func (s *interests) change(
 	one *subscriber, add, remove []identity.Numeric, locate []engine.Location, vacate []netip.Addr,
 ) (c engine.Change) {
@@ -282,8 +282,8 @@ func (s *interests) located(a netip.Addr) (identity.Numeric, bool) {
 	return 0, false
 }
 
-// awaited reports, for each enforcing subscriber, whether a change of the subjects has to wait for it. Without
-// subjects, a change waits for all of them.
+// awaited reports, for each enforcing subscriber, whether a change of the given subjects must wait for it. A change
+// without subjects waits for all of them.
 func (s *interests) awaited(subjects []identity.Numeric) map[string]bool {
 	who := make(map[string]bool)
 	for name, one := range s.all {
@@ -306,8 +306,8 @@ func (s *interests) enforced() bool {
 	return found
 }
 
-// left records that a subscriber has disconnected, and reports whether the caller should remove it immediately. That is
-// so for a watching subscriber, unless the removal takes many turns.
+// left records that a subscriber has disconnected, and reports whether the caller should remove it immediately. The
+// caller should remove a watching subscriber, unless the removal takes many turns.
 func (s *interests) left(one *subscriber) (forget bool) {
 	one.session, one.until = nil, s.now()
 	if one.enforces {

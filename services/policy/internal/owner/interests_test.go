@@ -74,7 +74,7 @@ func TestInterestsAreStoredTogether(t *testing.T) {
 	}
 	c.add(savePause)
 	for waits() {
-		runtime.Gosched() // the owner sweeps between two calls
+		runtime.Gosched() // lets the owner sweep between two calls
 	}
 	if err := o.Subscribers().Change(t.Context(), "datapath", session, Interest{},
 		Interest{Subjects: []identity.Numeric{256}}); err != nil {

@@ -122,8 +122,9 @@ func TestKubernetesObjectThatCannotBeConvertedIsolatesWhatItSelects(t *testing.T
 	stop()
 }
 
-// TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects: a stored policy that cannot be decoded any more, because
-// the configuration or the version has changed, allows nothing more.
+// TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects: because the configuration or the version has changed, a
+// stored policy can no longer be decoded. It isolates the pods that it selects, so that nothing more is allowed than
+// before.
 func TestStoredPolicyThatIsNotUnderstoodIsolatesWhatItSelects(t *testing.T) {
 	dir := t.TempDir()
 	labels := func(c *Config) { c.Rules.NodeLabels = true }

@@ -76,7 +76,8 @@ func TestRemovingWhatIsNotThereMakesNoRoomForASubscriber(t *testing.T) {
 	}
 }
 
-// TestAddressBelongsToWhatStaysThere: two subscribers report the same address, and one of them removes it.
+// TestAddressBelongsToWhatStaysThere: two subscribers report the same address. When one of them removes it, the
+// identity from the other subscriber stays.
 func TestAddressBelongsToWhatStaysThere(t *testing.T) {
 	at := netip.MustParseAddr("192.0.2.7")
 	ports := func(name string) label.Label {
@@ -234,7 +235,7 @@ func TestFilesBeyondTheShareIsolateInTheOneChange(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range list {
-		// A tenth is kept for cluster-wide objects.
+		// A tenth of the limit is reserved for cluster-wide objects.
 		accepted := l.Origin < "090"
 		if l.Accepted != accepted || !accepted && !strings.Contains(l.Error, "limits.policies (100)") {
 			t.Fatalf("%s: accepted %t, %s", l.Origin, l.Accepted, l.Error)
@@ -325,7 +326,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 	if err := manifest.Check([]byte(b.String())); err == nil {
 		t.Fatal("the file is within the bounds of one document: the test covers nothing")
 	}
-	for range 2 { // the enforced policies are recognised after a restart
+	for range 2 { // the second time after a restart, which recognises the enforced policies
 		listing := []directory.File{{Origin: "all.yaml", Data: []byte(b.String())}}
 		if err := o.Feed(managed.SourceFile).Set(t.Context(), listing); err != nil {
 			t.Fatal(err)
@@ -348,7 +349,7 @@ func TestOneFileMayHaveAllPolicies(t *testing.T) {
 		!strings.HasPrefix(st.Problems[0].Text, want) {
 		t.Errorf("%d policies, problems %q, %v; want %q", st.Policies, st.Problems, err, want)
 	}
-	// A single call is still limited as a whole.
+	// For a single call, the limits still apply to all documents together.
 	if _, err := o.Upsert(t.Context(), []byte(b.String()), "", false); err == nil || !strings.Contains(err.Error(), "is larger than") {
 		t.Errorf("a call: %v", err)
 	}
@@ -436,7 +437,7 @@ func TestFilesThatAreInForceAreNotKeptTwice(t *testing.T) {
 	}
 	stop()
 	o, _ = run(t, dir, hundred)
-	files[2].Data = []byte(text("shop", "four", 81)) // a different policy now
+	files[2].Data = []byte(text("shop", "four", 81)) // now a policy with another name
 	feed := o.Feed(managed.SourceFile)
 	if err := feed.Set(t.Context(), files); err != nil {
 		t.Fatal(err)
@@ -489,8 +490,8 @@ func TestPoliciesOfASourceThatIsNotConfiguredStayAndAreReported(t *testing.T) {
 	}
 }
 
-// TestLearnedAddressesEndThoughTheClockWentBack: if the clock was far ahead when a name was learned, the name still
-// expires.
+// TestLearnedAddressesEndThoughTheClockWentBack: a name is learned while the wall clock is far ahead. After the clock
+// is corrected, the name still expires.
 func TestLearnedAddressesEndThoughTheClockWentBack(t *testing.T) {
 	dir := t.TempDir()
 	c := &clock{now: time.Now().Add(365 * 24 * time.Hour)}
@@ -544,7 +545,7 @@ func TestFileThatIsTheSameIsNotDecodedAgain(t *testing.T) {
 	if err != nil || revision != 1 || len(list) != 2 || list[1].Error == "" && list[0].Error == "" {
 		t.Errorf("revision %d, %+v, %v; want a.yaml enforced and b.yaml refused", revision, list, err)
 	}
-	// Kept files were not decoded, so they must be read.
+	// Files with Keep were not decoded, so the next listing must read them.
 	if err := feed.Set(t.Context(), []directory.File{{Origin: "a.yaml", Keep: true}}); err != nil {
 		t.Fatal(err)
 	}

@@ -12,50 +12,53 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/source"
 )
 
-// listing is a listing of a source, with the changes that make the policies agree with it.
+// listing is a listing of a source, with the changes that are needed to apply it.
 type listing struct {
 	source string
 	order  []string // origins
 	files  map[string]*file
 	// deltas is set for a source that reports changes: files contains only the changed files, removed contains the
-	// removed ones, and all other files stay. If listed is set, it contains the origins of all existing files, and
-	// the source is complete.
+	// removed ones, and other files are unchanged. If listed is set, the source is complete, and listed contains the
+	// origins of all existing files.
 	deltas  bool
 	removed map[string]policy.Key
-	// renamed is set if an unreadable file may have the policies of a file that is gone.
+	// renamed is set if an unreadable file may contain the policies of a file that has disappeared.
 	renamed bool
 	listed  map[string]struct{}
-	// before is the last listing of the source if only changed files need to be compared; nil: all files do.
+	// before describes the last listing of the source, if only the files that changed since need to be compared; nil:
+	// all files must be compared.
 	before *enforced
-	// after is set once the listing is applied: the value of before for the next listing.
+	// after is set when the listing has been applied. It is before of the next listing.
 	after *enforced
-	// steps is the number by which the listing changes policySet.changes, if only changed files were compared.
+	// steps is the number by which the listing increases policySet.changes. It is set if only changed files were
+	// compared.
 	steps uint64
 
 	fresh []puts // of the files that are applied
 	gone  []policy.Key
-	// unfolded and spaces have the same meaning as in edit.
+	// unfolded and spaces are passed on to the fields of the same names in edit.
 	unfolded, spaces []policy.Key
 	bad              map[string]refused
 	// partly contains the files that have unreadable documents. The readable documents of these files are enforced.
 	partly map[string]bool
-	// shadowed holds the objects of an API server that isolate because another source has a policy with their key.
+	// shadowed contains objects of an API server that isolate pods because another source has a policy with the same
+	// key.
 	shadowed map[string]bool
 }
 
-// enforced are files of which every policy is enforced as written.
+// enforced is a set of files whose policies are all enforced as written.
 type enforced struct {
 	files   map[string]*file
 	changes uint64 // policySet.changes while this was true
 }
 
-// enforced returns the files if every policy of them is enforced as written; otherwise nil. The listing must have been
-// applied.
+// enforced returns the files if all their policies are enforced as written; otherwise nil. The listing must have been
+// applied before.
 func (l *listing) enforced(policies *policySet) *enforced {
 	if l.deltas || l.renamed || len(l.bad) > 0 {
 		return nil
 	}
-	// No other change came between, so the policies of equal files are still enforced.
+	// If nothing else has changed policies, the policies of unchanged files are still enforced.
 	changed := l.before != nil && l.steps > 0 && policies.changes == l.before.changes+l.steps
 	for origin, f := range l.files {
 		if f.keep || f.err != nil {
@@ -116,9 +119,9 @@ type comparison struct {
 	forms    *forms
 }
 
-// compareChanged is compare for a listing after another one whose policies are all enforced as written. It looks only
-// at the files that differ. It returns false if that is not enough: a policy moved to another file, or something
-// other than the files changed the policies.
+// compareChanged is like compare, but looks only at the files that differ from the last listing, whose policies are
+// all enforced as written. It returns false if all files must be compared: because a policy moved to another file, or
+// because something other than the files changed policies.
 func (c *comparison) compareChanged(l *listing) bool {
 	before := l.before
 	if before == nil || before.changes != c.policies.changes ||
@@ -212,8 +215,8 @@ func (c *comparison) compare(l *listing) {
 			l.partly[origin] = f.partly && !f.keep
 		}
 	}
-	// The first origin of a policy keeps it. A second document or object with the same key isolates the pods that it
-	// selects. A second group of addresses selects none, and is refused.
+	// The first origin of a policy keeps it. If another origin has a policy with the same key, that document or
+	// object isolates the pods that it selects. A CIDR group selects no pods, so a second one is refused.
 	documents := 0
 	for _, f := range l.files {
 		documents += len(f.docs)
@@ -253,7 +256,7 @@ func (c *comparison) compare(l *listing) {
 				continue
 			}
 			if &of[0] == &l.files[origin].docs[0] {
-				of = slices.Clone(of) // the next listing may apply the file as written
+				of = slices.Clone(of) // keep the decoded file, which the next listing may apply as written
 			}
 			of[i] = decode.Options{Rules: c.forms.rules}.Shadowed(origin, d, why)
 		}
@@ -289,7 +292,7 @@ func (c *comparison) compare(l *listing) {
 	if !from.Files {
 		for _, of := range docs {
 			for _, d := range of {
-				k := decode.ShadowKey(d.Object.Key) // the key from the time when another source had the policy
+				k := decode.ShadowKey(d.Object.Key) // the key that the object had while another source had the policy
 				if p := c.policies.all[k]; p != nil && p.Source == l.source && taken[k] == "" {
 					l.gone = append(l.gone, k)
 				}
@@ -330,7 +333,7 @@ func (c *comparison) compare(l *listing) {
 }
 
 // conflict returns the reason for which a policy of a file or object cannot be applied, because another source or
-// origin has the policy. there reports whether an origin still has its policy.
+// origin has the policy. there reports whether the origin of the existing policy still contains it.
 func (c *comparison) conflict(
 	l *listing, origin string, k policy.Key, taken map[policy.Key]string, there func(origin string) bool,
 ) string {

@@ -62,7 +62,7 @@ func TestListingOfFilesIsWhatThereIs(t *testing.T) {
 		t.Fatalf("the first listing adds %q, removes %v, refuses %v", got, l.gone, l.bad)
 	}
 	d.change(l.edit())
-	// The same files again, with one removed and one changed.
+	// List the same files again, except that one is removed and one changed.
 	delete(files, "b.yaml")
 	files["a.yaml"] = documents(t, text("shop", "one", 80), text("shop", "two", 81))
 	l = listingOf(managed.SourceFile, files)
@@ -138,7 +138,7 @@ func TestOnlyChangedFilesAreCompared(t *testing.T) {
 		}
 		d.change(fast.edit())
 		before, files = fast.enforced(d.policySet), next
-		// A check of all files gives the same result as the check of changed files.
+		// The comparison of all files must give the same result as the comparison of changed files.
 		all := *fast
 		all.before = nil
 		if want := all.enforced(d.policySet); (before == nil) != (want == nil) {
@@ -173,7 +173,7 @@ func TestSecondOfTwoPoliciesWithOneKey(t *testing.T) {
 		!strings.Contains(l.fresh[0].policies[0].Broken, "belongs to the source file") {
 		t.Errorf("adds %q, refuses %v", l.freshNames(), l.bad)
 	}
-	// Its policies are removed when the source has listed the others, and not before.
+	// Only a complete listing removes the policies that it does not contain.
 	d.replace([]*Policy{d.make(managed.SourceKubernetes, "shop", 7)}, nil)
 	for _, listed := range []map[string]struct{}{nil, {}} {
 		l = &listing{source: managed.SourceKubernetes, deltas: true, listed: listed}

@@ -48,9 +48,9 @@ func newNames(o *Owner, table *names.Table) *Names {
 	}
 }
 
-// Learn stores the addresses of a name, for which an asker pays, and which only the pods of its namespace may use. If a
-// table uses the name, Learn returns only after the kernel of every connected enforcing subscriber has the addresses.
-// If the rules of the asker do not select the name, Learn stores nothing, and returns ErrNotSelected.
+// Learn stores the addresses of a name. The asker pays for them, and only pods of its namespace may use them. If a
+// table uses the name, Learn waits until every connected enforcing subscriber has the addresses in the kernel. If no
+// rule of the asker selects the name, Learn stores nothing and returns ErrNotSelected.
 func (n *Names) Learn(
 	ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration,
 ) (used bool, err error) {
@@ -74,7 +74,7 @@ func (n *Names) Learn(
 	return used, err
 }
 
-// ValidateLearn returns the result that Learn would have if the table has enough capacity. It changes nothing.
+// ValidateLearn changes nothing, and returns the result that Learn would return if the table had enough capacity.
 func (n *Names) ValidateLearn(ctx context.Context, name string) (used bool, err error) {
 	name = dnsname.Canonical(name)
 	if _, err := dnsname.Name(name); err != nil {
@@ -125,8 +125,8 @@ func (n *Names) forget(gone []engine.Name) {
 	n.storage.save(rec)
 }
 
-// HoldAddresses keeps the expired addresses in inUse, because connections use them. It returns the expired addresses.
-// The caller then looks for connections to these addresses, and passes the ones with connections to the next call.
+// HoldAddresses keeps the expired addresses in inUse, because connections use them. It returns all expired addresses.
+// The caller then looks for connections to them, and passes the addresses that have connections to the next call.
 func (n *Names) HoldAddresses(ctx context.Context, inUse []netip.Addr) (expiring []netip.Addr, err error) {
 	return loop.Ask(ctx, n.loop, opLearn, func() ([]netip.Addr, error) {
 		return n.table.Hold(inUse, n.now()), nil
@@ -165,9 +165,9 @@ func (n *Names) List(ctx context.Context, f names.Filter) ([]names.Used, error) 
 // forgetAtOnce is the number of names that are removed in one turn.
 const forgetAtOnce = 256
 
-// Forget removes the names that the filter matches, or the filter's address from each, and returns the addresses that
-// each had. It returns only after the kernel of every connected enforcing subscriber has removed them. It takes several
-// turns, between which the owner serves other calls.
+// Forget removes the names that the filter matches, or, if the filter has an address, only this address from each of
+// the names. It returns the removed addresses of each name. It waits until every connected enforcing subscriber has
+// removed them from the kernel. It takes several turns, between which the owner serves other calls.
 func (n *Names) Forget(ctx context.Context, f names.Filter, validateOnly bool) (gone []engine.Name, err error) {
 	match, err := f.Match()
 	if err != nil {
@@ -195,7 +195,8 @@ func (n *Names) Forget(ctx context.Context, f names.Filter, validateOnly bool) (
 		}
 		gone = append(gone, some...)
 	}
-	// Wait even if nothing was removed, because the caller of an earlier Forget may not have waited.
+	// Wait even if nothing was removed: an earlier Forget may have removed the addresses, and its caller may have
+	// stopped waiting.
 	_, err = n.subscribers.await(ctx, nil, func() (stream.Barrier, error) {
 		n.loop.Rename(opLearn)
 		return stream.Barrier{Address: n.publisher.barrier.Address}, nil

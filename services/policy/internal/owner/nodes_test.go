@@ -11,8 +11,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels (INV-106): a rule with labels never allows a node whose
-// labels are unknown, even if it would select the node.
+// TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels (INV-106): a node's labels are unknown. A rule that
+// selects nodes by label never allows the node, even if the rule would match its real labels.
 func TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels(t *testing.T) {
 	const east, west = identity.MinNodeLocal, identity.MinNodeLocal + 1
 	cilium := func(rules string) string {
@@ -92,8 +92,8 @@ func TestNodesOfUnknownLabelsAreLetInByNothingThatNamesLabels(t *testing.T) {
 	}
 }
 
-// TestLabelsOfNodesAreNoLabelsOfPodsWithoutTheSetting: pod selectors never match the labels of nodes that the
-// identity service sends.
+// TestLabelsOfNodesAreNoLabelsOfPodsWithoutTheSetting: without the setting cluster.nodeLabels, selectors of pods
+// never match the labels of nodes, although the identity service sends these labels.
 func TestLabelsOfNodesAreNoLabelsOfPodsWithoutTheSetting(t *testing.T) {
 	id, err := peer.New(identity.Host, label.NewSet(
 		label.Reserved(identity.NameHost), label.Label{Source: label.SourceNode, Key: "app", Value: "web"}))

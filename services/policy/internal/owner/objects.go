@@ -18,13 +18,14 @@ import (
 )
 
 // Objects is the feed of a source that reports changes of single objects, and reports when it is complete. It
-// implements watch.Sink. Objects cannot be refused because of their content, see policy.DecodeHeld. An object that
-// exceeds a limit, or whose policy comes from another source, isolates the pods that it selects.
+// implements watch.Sink. An object whose content is faulty isolates the pods that it selects, because an API server
+// holds it already: see policy.DecodeHeld. The same applies to an object that exceeds a limit, or whose policy comes
+// from another source.
 type Objects struct {
 	owner *Owner
 	name  string
-	// refused contains the objects that were refused, and the objects that isolate because another source has their
-	// policy. A call of Apply without upserts tries to apply them again.
+	// refused contains the objects that were refused, and the objects that isolate pods because another source has a
+	// policy with the same key. A call of Apply without upserts tries to apply them again.
 	refused map[policy.Key]*file
 }
 
@@ -76,8 +77,8 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[policy.Key, policy.
 	return nil
 }
 
-// same returns the objects whose text equals the text of the current policy. After a restart all objects are listed,
-// and unchanged ones need not be decoded again.
+// same returns the objects whose text equals the text of the current policy. They need not be decoded again when all
+// objects are listed after a restart.
 func (f *Objects) same(ctx context.Context, objects map[policy.Key]policy.Written) (map[policy.Key]*file, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]*file, error) {
 		out := make(map[policy.Key]*file)
@@ -115,13 +116,13 @@ type Judged struct {
 	Refused string // why the newest version was not accepted
 	Dropped []string
 	Notes   manifest.Notes
-	// UsesNames is set if the notes depend on the DNS rules of other objects; HasDNSRule if the notes on other objects
-	// depend on the object.
+	// UsesNames is set if the DNS rules of other objects affect the notes of this object. HasDNSRule is set if this
+	// object affects the notes of other objects.
 	UsesNames, HasDNSRule bool
 }
 
-// Judged returns the results for objects that were applied. They are the same as in ListPolicies, except for facts that
-// depend on the endpoints of a node.
+// Judged returns the results for objects that were applied. ListPolicies returns the same results, and in addition
+// facts that depend on the endpoints of a node.
 func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key]Judged, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() (map[policy.Key]Judged, error) {
 		out := make(map[policy.Key]Judged, len(keys))
@@ -153,7 +154,7 @@ func (f *Objects) Judged(ctx context.Context, keys []policy.Key) (map[policy.Key
 	})
 }
 
-// Held returns the policies of the source, including policies from earlier runs.
+// Held returns the keys of the policies that the owner has of the source, including policies from earlier runs.
 func (f *Objects) Held(ctx context.Context) ([]policy.Key, error) {
 	return loop.Ask(ctx, f.owner.loop, opOther, func() ([]policy.Key, error) {
 		var out []policy.Key

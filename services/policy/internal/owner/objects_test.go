@@ -156,8 +156,8 @@ func TestObjectsThatAreNotNamedStayUntilTheSourceIsComplete(t *testing.T) {
 	stop()
 }
 
-// TestRenamedFileThatCannotBeReadKeepsItsPolicies: the result is the same whether the file is renamed before it becomes
-// unreadable, or both changes are in one listing.
+// TestRenamedFileThatCannotBeReadKeepsItsPolicies: a file is renamed and becomes unreadable. Its policies stay,
+// whether the source sees the two changes in one listing or in two.
 func TestRenamedFileThatCannotBeReadKeepsItsPolicies(t *testing.T) {
 	o, _ := runWith(t, t.TempDir(), []string{source.Identity, managed.SourceFile})
 	feed := o.Feed(managed.SourceFile)
@@ -195,8 +195,8 @@ func TestRenamedFileThatCannotBeReadKeepsItsPolicies(t *testing.T) {
 	want("removed while unreadable", "", directory.File{Origin: "d.yaml", Err: unreadable})
 }
 
-// TestPoliciesOfRenamedFilesStayOverARestart: the service does not see renames while it is down. A file that cannot be
-// read afterwards may be a file that is gone.
+// TestPoliciesOfRenamedFilesStayOverARestart: the service does not see a rename while it does not run. If a file
+// cannot be read afterwards, it may be a renamed file, so the policies of all missing files stay.
 func TestPoliciesOfRenamedFilesStayOverARestart(t *testing.T) {
 	dir := t.TempDir()
 	var feed *Feed
@@ -287,7 +287,8 @@ func TestObjectsTouchNoPolicyOfAnotherSource(t *testing.T) {
 	d.want("a refused object is removed", "file NetworkPolicy shop/db")
 }
 
-// TestObjectWithThePolicyOfAnotherSourceIsolates: only connections that both the file and the object allow are allowed.
+// TestObjectWithThePolicyOfAnotherSourceIsolates: a file and an object of the API server define the same policy. Only
+// connections that both of them allow are allowed.
 func TestObjectWithThePolicyOfAnotherSourceIsolates(t *testing.T) {
 	dir := t.TempDir()
 	d, stop := objects(t, dir)
@@ -315,7 +316,7 @@ func TestObjectWithThePolicyOfAnotherSourceIsolates(t *testing.T) {
 			t.Errorf("%s: %+v, reported %q, %v %v", what, j, reason, err, rerr)
 		}
 	}
-	// The file's policy selects other pods than the object, which selects those with app=web.
+	// The policy in the file selects other pods than the object, which selects the pods with app=web.
 	file := directory.File{Origin: "db.yaml", Data: []byte(text("shop", "db", 80))}
 	set(file)
 	isolated("only the file", false)
@@ -339,7 +340,8 @@ func TestObjectWithThePolicyOfAnotherSourceIsolates(t *testing.T) {
 	d.apply(map[policy.Key]policy.Written{network("db"): first})
 	d.complete()
 	isolated("the object is not listed", false)
-	// A value that the API server accepts, and a file must not have, does not widen what the object isolates.
+	// The API server accepts this value, but in a file it is an error. The object must not isolate more pods because
+	// of it.
 	const odd = `"spec":{"podSelector":{"matchLabels":{"app":"web"}},` +
 		`"ingress":[{"from":[{"ipBlock":{"cidr":"10.0.0.1/24"}}]}]}`
 	d.apply(map[policy.Key]policy.Written{network("db"): object("networking.k8s.io/v1", network("db"), odd)})
@@ -369,7 +371,7 @@ func TestEachRefusedObjectIsReportedAndTheOthersAreTaken(t *testing.T) {
 		"kubernetes NetworkPolicy shop/broken: NetworkPolicy is not supported in version networking.k8s.io/v2, "+
 			"only in networking.k8s.io/v1",
 		"kubernetes NetworkPolicy shop/elsewhere: is NetworkPolicy shop/db, but the source lists it as NetworkPolicy shop/elsewhere", "kubernetes NetworkPolicy shop/web")
-	// An object that cannot be converted isolates, as every object that an API server holds.
+	// An object of an API server that cannot be converted isolates the pods that it selects.
 	const spec = `"spec":{"podSelector":{"matchLabels":{"app":"db"}},"policyTypes":["Novel"]}`
 	odd := object("networking.k8s.io/v1", network("db"), spec)
 	d.apply(map[policy.Key]policy.Written{network("db"): odd})
@@ -474,7 +476,8 @@ func TestOwnerIsReadyWhenTheObjectsAreComplete(t *testing.T) {
 	}
 }
 
-// TestOutcomeFollowsTheDNSRulesOfOtherObjects: the process that writes conditions notes names without a DNS rule.
+// TestOutcomeFollowsTheDNSRulesOfOtherObjects: sluice-controller, which writes the conditions, updates the note about
+// DNS names without a DNS rule when other objects change.
 func TestOutcomeFollowsTheDNSRulesOfOtherObjects(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
 	d.complete()

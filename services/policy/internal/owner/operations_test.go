@@ -15,7 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/peer"
 )
 
-// TestNoOperationCompilesMoreThanAFewTables: all other calls wait while an operation compiles tables.
+// TestNoOperationCompilesMoreThanAFewTables: no operation compiles more than a few tables in one turn, because all
+// other calls wait for the end of the turn.
 func TestNoOperationCompilesMoreThanAFewTables(t *testing.T) {
 	const pods = 300
 	o, _ := run(t, t.TempDir())

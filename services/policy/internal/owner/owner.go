@@ -216,7 +216,7 @@ func (o *Owner) AcceptWithout(ctx context.Context, name string, validateOnly boo
 // Close releases the state directory. Run must have returned.
 func (o *Owner) Close() error { return errors.Join(o.storage.journal.Close(), o.ruleSets.file.Close()) }
 
-// Run owns the state until ctx ends.
+// Run is the loop that owns the state. It runs until ctx ends.
 func (o *Owner) Run(ctx context.Context) error {
 	defer o.tasks.Wait()
 	defer o.ruleSets.hub.Close()

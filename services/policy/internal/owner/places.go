@@ -26,11 +26,11 @@ type places struct {
 	policies *policySet
 
 	ledger     *shares.Ledger[policy.Key]
-	isolations *shares.Ledger[policy.Key] // for the policies that ledger refuses, which isolate
+	isolations *shares.Ledger[policy.Key] // of the policies that ledger refuses, which isolate individually
 	folded     map[policy.Key]struct{}    // policies that are replaced by the isolation of their namespace
 	foldedIn   map[string]int             // number of folded policies by namespace
-	again      map[policy.Key]struct{}    // admitted policies that the source must deliver again
-	levels     bool                       // the levels have been computed in this run
+	again      map[policy.Key]struct{}    // admitted policies whose text the source must deliver again
+	levels     bool                       // the levels were computed at least once in this run
 }
 
 // newPlaces returns places without policies. All fields of the configuration must be set.
@@ -41,7 +41,7 @@ func newPlaces(c *Config, f *forms, s *policySet) *places {
 	}
 }
 
-// restore adds a stored policy with the admission that was stored for it.
+// restore adds a stored policy, and admits or refuses it as stored.
 func (s *places) restore(p *Policy) {
 	s.ledger.Restore(p.Key, s.asks(p), p.Exceeds == "" || p.Key.Kind == policy.KindNamespaceIsolation)
 	if p.Exceeds != "" && p.folds() {
@@ -74,10 +74,10 @@ func newLedger(c *Config) *shares.Ledger[policy.Key] {
 		shares.Limit{Name: LimitManifests, Size: c.MaxManifestBytes})
 }
 
-// asks returns the demand of a policy on the limits.
+// asks returns how much of each limit a policy needs.
 func (s *places) asks(p *Policy) shares.Object {
 	units := []int{1, cmp.Or(p.size, len(p.Manifest))}
-	// it replaces policies that are not admitted, and uses no share itself
+	// It isolates in place of policies that are not admitted, and uses no share itself.
 	if p.Key.Kind == policy.KindNamespaceIsolation {
 		units = []int{0, 0}
 	}
@@ -91,13 +91,12 @@ func (s *places) asks(p *Policy) shares.Object {
 	}
 }
 
-// divide admits or refuses the policies of a change, and computes the levels if the change requests that. If a policy
-// is refused, it isolates the pods that it selects, or the call that sent it fails. listed reports whether all sources
-// and the list of Namespaces have been complete once; folding reports this for the sources whose policies can be
-// folded.
+// divide admits or refuses the policies of a change, and computes the levels if the change requests it. A refused
+// policy isolates the pods that it selects, or the call that sent it fails. listed is set if all sources and the list
+// of Namespaces have been complete once; folding is set if this is true of the sources whose policies can be folded.
 func (s *places) divide(e *edit, p *plan, listed, folding bool) error {
 	if len(s.policies.all)+len(s.folded) == 0 && listed && s.ledger.Next().IsZero() {
-		s.ledger.Level(s.now()) // without objects, so that the first call can use a whole share
+		s.ledger.Level(s.now()) // compute the levels without policies, so that the first call can use a whole share
 		s.isolations.Level(s.now())
 		s.levels = true
 	}
@@ -153,8 +152,8 @@ func (s *places) divide(e *edit, p *plan, listed, folding bool) error {
 	return nil
 }
 
-// relevel computes the levels, and adds the policies that gain or lose their admission to a plan. named contains the
-// policies that are already in the plan.
+// relevel computes the levels, and adds the policies that are thereby admitted or refused to a plan. named contains
+// the policies that the plan already has.
 func (s *places) relevel(p *plan, named map[policy.Key]bool) {
 	withdrawn, admitted := s.ledger.Level(s.now())
 	folds, unfolds := s.isolations.Level(s.now())
@@ -171,7 +170,7 @@ func (s *places) relevel(p *plan, named map[policy.Key]bool) {
 			p.puts = append(p.puts, old.copy())
 		case old != nil && old.sum == nil:
 			p.puts = append(p.puts, s.forms.decode(old.record()))
-		default: // the text was not kept
+		default: // the text was not kept, so the source must deliver it again
 			s.again[k] = struct{}{}
 		}
 	}
@@ -204,8 +203,8 @@ func (s *places) created(p, old *Policy) time.Time {
 	return p.Updated.Truncate(time.Second)
 }
 
-// stays reports whether a policy keeps its admission, because it needs no more of any limit than before, or because the
-// levels have not been computed in this run yet.
+// stays reports whether a policy stays admitted without a new decision. This applies if it needs no more of any limit
+// than before, or if the levels have not been computed in this run yet.
 func (s *places) stays(k policy.Key, asks shares.Object) bool {
 	before, admitted, _ := s.ledger.Object(k)
 	if !admitted || !s.levels {
@@ -232,7 +231,7 @@ func (s *places) exceed(p, old *Policy) {
 	p.hold(old)
 }
 
-// entry is an entry of a ledger; there is false if the ledger has none.
+// entry is an entry of a ledger. there is false if the ledger has no entry for the policy.
 type entry struct {
 	object          shares.Object
 	there, admitted bool
@@ -272,8 +271,8 @@ func (s *places) takeBack(places []place) {
 	}
 }
 
-// says reports whether a policy already equals the document of a source, so that it need not be changed. It updates the
-// creation time and the UID, which affect no rule.
+// says reports whether a policy already has the content of a source's document, so that the document need not be
+// applied. It updates the creation time and the UID, which affect no rule.
 func (s *places) says(p *Policy, d decode.Decoded) bool {
 	switch {
 	case !p.is(d.Text) || s.policies.closed[p.Key] != nil:
@@ -298,8 +297,8 @@ func newIsolations(c *Config) *shares.Ledger[policy.Key] {
 		shares.Limit{Name: LimitIsolationBytes, Size: max(maxReduced, c.MaxManifestBytes/isolationPart)})
 }
 
-// isolates reports whether a policy that exceeds its tenant's share isolates individually. If not, it is folded: the
-// owner keeps only its ledger entries, and isolates its whole namespace.
+// isolates reports whether a policy that exceeds its tenant's share isolates individually. If it does not, the policy
+// is folded: the owner keeps only its ledger entries, and isolates the whole namespace of the policy.
 func (s *places) isolates(p *Policy) bool {
 	if !p.folds() {
 		return true
@@ -307,7 +306,8 @@ func (s *places) isolates(p *Policy) bool {
 	asks := s.asksIsolation(p)
 	had, admitted, _ := s.isolations.Object(p.Key)
 	if admitted && had.Units[1] >= asks.Units[1] || !admitted && !s.levels && s.isolations.Free(asks.Units) {
-		// Before the levels are computed for the first time, most policies of a large tenant exceed its part.
+		// Before the levels were computed for the first time, most policies of a large tenant exceed its part, so
+		// admit the policy.
 		s.isolations.Restore(p.Key, asks, true)
 		return true
 	}
@@ -315,8 +315,8 @@ func (s *places) isolates(p *Policy) bool {
 }
 
 // folds reports whether a policy may be folded. Policies of files and cluster-wide policies are kept individually,
-// because only administrators write them. Objects whose policy comes from another source are also kept: there cannot be
-// more of them than that source has policies.
+// because only administrators write them. Objects of an API server that isolate because another source has their
+// policy are also kept: their number is limited by the number of policies of that source.
 func (p *Policy) folds() bool {
 	return p.source().Folds && p.Key.Namespace != "" && p.Key.Kind != policy.KindNamespaceIsolation &&
 		p.Key.Kind != policy.KindDocument
@@ -335,8 +335,8 @@ func namespaceIsolation(namespace string) policy.Key {
 }
 
 // isolateNamespaces adds to a plan the isolations of namespaces that the plan makes necessary. If all is set, because
-// all sources are complete, it also removes the isolations that no policy needs any more. The isolations in listed may
-// be removed even if the source completes only with this change.
+// all sources are complete, it also removes the isolations that no policy needs any more. The isolations in listed
+// may be removed even before: the change itself completes their source.
 func (s *places) isolateNamespaces(p *plan, listed []policy.Key, all bool) {
 	change := make(map[string]int)
 	for k := range p.fold {
@@ -369,7 +369,7 @@ func (s *places) isolateNamespaces(p *plan, listed []policy.Key, all bool) {
 	}
 }
 
-// delivered removes policies from the set to deliver again, after a change of them was made.
+// delivered records that the source has delivered the policies of a change, so that they need not be delivered again.
 func (s *places) delivered(puts []*Policy, gone []policy.Key) {
 	for _, p := range puts {
 		delete(s.again, p.Key)
@@ -416,7 +416,7 @@ func (s *places) refold(p *plan) {
 	}
 }
 
-// foldedAs reports whether a policy is folded and its object has not changed, so that it need not be decoded.
+// foldedAs reports whether a policy is folded and its object has not changed, so that the object need not be decoded.
 func (s *places) foldedAs(k policy.Key, w policy.Written) bool {
 	if _, ok := s.folded[k]; !ok {
 		return false

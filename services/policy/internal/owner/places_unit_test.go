@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
-// desk has everything that places need, without an owner.
+// desk has all objects that places needs, without an owner.
 type desk struct {
 	t   *testing.T
 	now time.Time
@@ -48,7 +48,7 @@ func (d *desk) make(source, namespace string, n int) *Policy {
 	return d.policy(docs[0], source, docs[0].Object.Key.String())
 }
 
-// change makes a change as the owner does for a stored one.
+// change makes a change in the same way as the owner does for a change that is stored.
 func (d *desk) change(e edit) {
 	d.t.Helper()
 	p, err := d.plan(e)
@@ -114,7 +114,7 @@ func TestOldestPoliciesHaveThePlacesAfterALevel(t *testing.T) {
 	d.now = d.now.Add(time.Hour)
 	d.change(edit{levels: true})
 	d.deliverAgain("shop", 2*limit)
-	// A tenant alone gets most of the capacity; some is left for the next tenant.
+	// A single tenant may use most of the capacity; the rest is reserved for the next tenant.
 	admitted, isolate := d.admitted()
 	if admitted < limit/2 || admitted > limit || isolate+len(d.folded) != 2*limit-admitted {
 		t.Fatalf("%d admitted, %d isolate, %d folded, of %d with capacity for %d", admitted, isolate, len(d.folded), 2*limit,
@@ -125,7 +125,7 @@ func TestOldestPoliciesHaveThePlacesAfterALevel(t *testing.T) {
 			t.Errorf("%s is admitted: %v; %d are admitted, oldest first", k, d.ledger.Admitted(k), admitted)
 		}
 	}
-	// With capacity for one more, the oldest of the others gets it.
+	// When there is capacity for one more policy, the oldest policy that was not admitted gets it.
 	d.now = d.now.Add(time.Hour)
 	d.change(edit{gone: []policy.Key{d.make(managed.SourceKubernetes, "shop", 1).Key}, levels: true})
 	if k := d.make(managed.SourceKubernetes, "shop", admitted+1).Key; !d.ledger.Admitted(k) {
@@ -166,7 +166,7 @@ func TestCallWithoutAPlaceIsRefused(t *testing.T) {
 		t.Fatalf("five policies with capacity for two: %v, want ErrLimit", err)
 	}
 	d.takeBack(p.places)
-	e.answers = false // as for a file, which isolates
+	e.answers = false // as for a file, whose refused policies isolate
 	d.change(e)
 	if _, isolate := d.admitted(); isolate == 0 || len(d.folded) > 0 {
 		t.Errorf("%d policies isolate and %d are folded; want isolated ones only, because only policies of an API server fold",
@@ -222,8 +222,8 @@ func TestReplacedPoliciesCanBePutBack(t *testing.T) {
 	}
 }
 
-// TestClosedFormStandsInUntilAChangeIsStored: the closed form of a policy isolates until the change is stored. It is
-// created once for each new version.
+// TestClosedFormStandsInUntilAChangeIsStored: the closed form of a policy isolates until the change is stored. The
+// closed form is created once for each new version of the policy.
 func TestClosedFormStandsInUntilAChangeIsStored(t *testing.T) {
 	d := newDesk(t, 10)
 	p := d.make(managed.SourceFile, "shop", 1)
@@ -308,8 +308,9 @@ func TestFieldsOfALaterVersionIsolate(t *testing.T) {
 	}
 }
 
-// TestPoliciesOfAnEarlierVersionAreMarkedAtTheStart: the first start of a version stores which fields of each policy of
-// a call it does not know. When an earlier version starts afterwards, it isolates for all others.
+// TestPoliciesOfAnEarlierVersionAreMarkedAtTheStart: at its first start, a version stores for each policy that came
+// from a call which of its fields the version does not know. If an earlier version is started afterwards, it can tell
+// these fields from fields that only the later version knows. It isolates the pods of policies with the latter.
 func TestPoliciesOfAnEarlierVersionAreMarkedAtTheStart(t *testing.T) {
 	dir := t.TempDir()
 	type place = record.Place

@@ -36,32 +36,32 @@ type Policy struct {
 	Rules    int
 	Dropped  []string
 	Notes    manifest.Notes
-	// Broken is the reason for which the policy is not enforced as written; empty if it is. The pods that it
-	// selects are isolated, unless they cannot be determined.
+	// Broken is the reason for which the policy is not enforced as written; empty if it is. If it is set, the pods
+	// that the policy selects are isolated, unless they cannot be determined.
 	Broken string
-	// Exceeds describes the limit that the policy exceeds; empty if it exceeds none. The pods that it selects are
-	// isolated.
+	// Exceeds describes the limit that the policy exceeds; empty if it exceeds none. If it is set, the pods that the
+	// policy selects are isolated.
 	Exceeds string
 	// Created and UID order the policies of a tenant. UID is empty for a policy of a file or call.
 	Created time.Time
 	UID     string
 
-	read   *policy.Object // as decoded, or its isolation
-	object *policy.Object // as in the engine: with held, and stricter where identities lack labels; often equal to read
-	closed bool           // missing labels of identities have made it stricter
+	read   *policy.Object // as decoded, or the rules that isolate its pods
+	object *policy.Object // in the engine: read with held, made stricter by the label filter; often equal to read
+	closed bool           // the label filter has made object stricter
 	named  bool           // sent by its manager in this run
 	known  bool           // the version of the service that accepted it knew all its fields
-	// allowed contains the fields that the caller allowed to be dropped, and that the last version of the service
-	// that enforced the policy did not know.
+	// allowed contains fields that were dropped because the caller of the policy allowed it. The last version of the
+	// service that enforced the policy did not know them.
 	allowed []string
 	// size and sum describe the whole manifest if Manifest is reduced.
 	size int
 	sum  []byte
-	// held isolates the pods that the last enforced version selected, if the current version is not enforced as
-	// written. After a restart, held is computed from heldText.
+	// held contains rules that isolate the pods which the last enforced version selected. It is set if the current
+	// version is not enforced as written. After a restart, held is computed from heldText.
 	held     []rule.Spec
 	heldText []byte
-	// heldLabels are the labels of that version, if the policy is a group.
+	// heldLabels are the labels of the last enforced version, if the policy is a CIDR group.
 	heldLabels label.Set
 }
 
@@ -121,8 +121,8 @@ func (p *Policy) addHeld() {
 	p.object = &object
 }
 
-// plan decides which policies of a change are admitted. If it returns no error, the ledger contains the change, which
-// takeBack can undo.
+// plan decides which policies of a change are admitted. After a success, the ledger contains the change; takeBack
+// undoes it.
 func (o *Owner) plan(e *edit) (plan, error) {
 	out := plan{
 		puts: slices.Clone(e.puts), gone: slices.Clone(e.gone),
@@ -161,7 +161,7 @@ func (p *Policy) same(q *Policy) bool {
 		bytes.Equal(p.Manifest, q.Manifest) && bytes.Equal(p.sum, q.sum)
 }
 
-// putBack adds a policy to the change that undoes the plan.
+// putBack extends the change that undoes the plan: it restores the former version of a policy.
 func (p *plan) putBack(k policy.Key, before *policy.Object) {
 	if before == nil {
 		p.back.DeletePolicies = append(p.back.DeletePolicies, k)
@@ -194,7 +194,7 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 		end()
 	}
 	if err != nil {
-		// The steps are not published yet, and the steps of undo cancel them out.
+		// The steps of the change were not published yet, and the steps of undo cancel them.
 		undo()
 		if p.content {
 			o.publisher.barrier.Policy--
@@ -210,8 +210,8 @@ func (o *Owner) change(p plan, staged *record.Staged) error {
 	return beforeAnswer.Hit(o.ctx)
 }
 
-// hold also isolates the pods that the last enforced version of the policy selected, because the new version is unknown
-// or not enforced.
+// hold also isolates the pods that the last enforced version of the policy selected, because the new version is
+// unreadable or not enforced.
 func (p *Policy) hold(old *Policy) {
 	switch {
 	case old == nil || !old.inForce() || old.Source != p.Source:
@@ -238,7 +238,7 @@ func (p *Policy) is(text []byte) bool {
 	return len(text) == p.size && string(p.sum) == string(sum[:])
 }
 
-// isolationOf returns rules that isolate the subjects of specs. They allow nothing that specs do not allow.
+// isolationOf returns rules that isolate the subjects of specs. The result never allows more than specs.
 func isolationOf(specs []rule.Spec) []rule.Spec {
 	out := make([]rule.Spec, 0, len(specs))
 	for i := range specs {

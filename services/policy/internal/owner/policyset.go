@@ -13,14 +13,14 @@ import (
 )
 
 // policySet holds the policies of the node. If a change of a policy could not be stored, it also contains the closed
-// form that the engine has instead. It belongs to the loop.
+// form of the policy, which the engine has in place of the policy. It belongs to the loop.
 type policySet struct {
 	all map[policy.Key]*Policy // changed by put and remove only
-	// sources counts the policies by sourceName, because every change of a policy asks for the names.
+	// sources counts the policies by sourceName, because the names are needed at every change of a policy.
 	sources map[string]int
 	changes uint64 // counts calls of put and remove
 	// closed contains the policies for which the engine has a closed form instead of the form in all, because a
-	// change could not be stored. They isolate until it is stored.
+	// change could not be stored. The closed forms isolate until the change is stored.
 	closed map[policy.Key]*closedForm
 }
 
@@ -99,14 +99,15 @@ func (s *policySet) stored(puts []*Policy, gone []policy.Key) {
 	}
 }
 
-// closedForm is the form that the engine gets of a policy whose change could not be stored.
+// closedForm is the form that the engine has of a policy whose change could not be stored.
 type closedForm struct {
 	policy.Object
 	of *Policy // the policy that must be stored; nil: it must be removed
 }
 
-// close returns the closed form of a policy that should become p, or be removed if p is nil: it isolates the pods
-// that the former and the new version select. It returns false if the policy already has this form.
+// close returns the closed form of a policy whose change could not be stored. The new version is p; nil means that
+// the policy should be removed. The closed form isolates the pods that the former and the new version select. It
+// returns false if the policy already has this form.
 func (s *policySet) close(k policy.Key, p *Policy) (policy.Object, bool) {
 	if before := s.closed[k]; before != nil && (before.of == nil) == (p == nil) && (p == nil || before.of.same(p)) {
 		return policy.Object{}, false
@@ -137,7 +138,7 @@ func (s *policySet) filter(f *excludedlabels.Filter) (changed []policy.Object) {
 	for _, p := range s.all {
 		was := p.closed
 		p.filter(f)
-		// if a closed form exists, the engine has that form
+		// If the policy has a closed form, the engine has the closed form, which the filter does not change.
 		if p.inForce() && (was || p.closed) && s.closed[p.Key] == nil {
 			changed = append(changed, *p.object)
 		}

@@ -96,7 +96,7 @@ func (p *publisher) refreshState(policies *policySet, sources *sources) {
 	}
 }
 
-// held returns the subscribers that continue to enforce an earlier state, with the reasons.
+// held returns the subscribers that still enforce an earlier state, with the reasons.
 func (p *publisher) held() (out []string) {
 	states, _ := p.stream.States()
 	for _, s := range states {

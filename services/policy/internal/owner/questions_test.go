@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/synthetic"
 )
 
-// questions are queries that compile tables.
+// questions are queries that compile tables, by name.
 func questions(o *Owner, subject, stranger identity.Numeric) map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"table of no subject": func(ctx context.Context) error { _, err := o.Reader().Table(ctx, stranger); return err },
@@ -169,7 +169,7 @@ func TestDifferenceIsThatOfApplyingIt(t *testing.T) {
 	if again := ask(); len(again) != 0 {
 		t.Errorf("a difference from the enforced policies: %v", again)
 	}
-	// A reader that stops gets no more differences.
+	// Diff stops when its reader returns an error.
 	enough := errors.New("enough")
 	manifest = []byte(strings.ReplaceAll(text(synthetic.Namespace(0), "app-00", 4712), "app: web", "app: app-03"))
 	if err := o.Reader().Diff(t.Context(), Request{Manifests: manifest}, nil, func(query.Difference) error { return enough }); !errors.Is(err, enough) {

@@ -41,7 +41,7 @@ type Listed struct {
 	Subjects []identity.Numeric
 }
 
-// Reader answers questions about the policies and their tables, and changes nothing. Its methods may be called
+// Reader answers queries about the policies and their tables, and changes nothing. Its methods may be called
 // concurrently.
 type Reader struct {
 	config *Config
@@ -72,14 +72,14 @@ func newReader(o *Owner) *Reader {
 	}
 }
 
-// List returns policies sorted by key, and their revision. The policies are copied in a turn of the owner; the
-// endpoints that each selects are found in the caller's goroutine.
+// List returns policies sorted by key, and their revision. The policies are copied in a turn of the owner. The
+// endpoints that each policy selects are determined in the caller's goroutine.
 func (r *Reader) List(ctx context.Context, f Filter) ([]Listed, uint64, error) {
 	type copied struct {
 		list     []Listed
 		revision uint64
 		subjects *engine.Subjects
-		subject  *peer.Identity // subject of the filter; nil: unknown
+		subject  *peer.Identity // subject of the filter; nil: the identity is not known
 		dns      policy.DNSRules
 	}
 	takes := func(k policy.Key) bool {
@@ -148,8 +148,8 @@ func (r *Reader) withoutPolicy(listed []Listed, takes func(policy.Key) bool) (ou
 	return out
 }
 
-// aside runs work, which compiles tables for a query, in the caller's goroutine while the owner continues. To limit the
-// use of memory, it runs only one query at a time.
+// aside runs work in the caller's goroutine, because work compiles tables for a query and would block the owner for
+// too long. To limit memory, only one query runs at a time.
 func (r *Reader) aside(ctx context.Context, work func() error) error {
 	release, err := r.questions.Hold(ctx)
 	if err != nil {
@@ -207,12 +207,13 @@ func (r *Reader) Table(ctx context.Context, x identity.Numeric) (query.Evaluated
 	return q.Answer, nil
 }
 
-// Explain evaluates a connection on both sides.
+// Explain evaluates a connection at its sender and at its receiver.
 func (r *Reader) Explain(ctx context.Context, from, to query.Peer, at port.Point) (query.Explained, error) {
 	return r.ExplainLookup(ctx, from, to, at, "")
 }
 
-// ExplainLookup is Explain, which also evaluates a DNS query for a name over the connection, unless the name is empty.
+// ExplainLookup is like Explain, and also evaluates a DNS query for a name over the connection, unless the name is
+// empty.
 func (r *Reader) ExplainLookup(
 	ctx context.Context, from, to query.Peer, at port.Point, name string,
 ) (query.Explained, error) {
@@ -262,7 +263,7 @@ func (r *Reader) Diff(
 	}); err != nil {
 		return err
 	}
-	// This runs outside of aside, so that a slow reader does not delay other queries.
+	// Do not run Each in aside: a slow reader of the differences would delay other queries.
 	return compared.Each(ctx, take)
 }
 
@@ -416,13 +417,13 @@ const (
 type Unenforced struct{ Code, Why string }
 
 // Unenforced returns the policies that only this node does not enforce as written, with the reasons: a table is too
-// large, a change could not be stored, or a file or a call on this node has the same policy as a Kubernetes object. It
-// omits policies that no node enforces, such as policies that exceed a share.
+// large, a change could not be stored, or a file or a call on this node has the same policy as a Kubernetes object.
+// It omits policies that no node enforces as written, such as policies that exceed a share.
 func (r *Reader) Unenforced(ctx context.Context) (map[policy.Key]Unenforced, error) {
 	return loop.Ask(ctx, r.loop, opRead, func() (map[policy.Key]Unenforced, error) {
 		out := make(map[policy.Key]Unenforced)
 		for k, form := range r.policies.closed {
-			if form.of != nil { // otherwise its object was removed
+			if form.of != nil { // nil: the object was removed, so there is nothing to report
 				out[k] = Unenforced{NotStored, "the node cannot store it: " + cmp.Or(r.storage.failure(), "a write failed")}
 			}
 		}

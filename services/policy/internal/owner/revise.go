@@ -28,23 +28,23 @@ type edit struct {
 	Outcome
 	puts  []*Policy
 	gone  []policy.Key
-	named []policy.Key // policies that the caller named, changed or not
+	named []policy.Key // policies that the caller named, even if they do not change
 	// unfolded contains folded policies whose objects were removed.
 	unfolded []policy.Key
 	// spaces contains the isolations of namespaces that the change removes if no policy is folded into them any
 	// more.
 	spaces []policy.Key
-	// completes means that the manager has now sent all its policies.
+	// completes is set if the manager has now sent all its policies.
 	completes bool
-	// answers makes the whole change fail if a policy exceeds a limit or does not fit into a table. If it is not
-	// set, such a policy isolates.
+	// answers is set if a caller waits for the result: the whole change fails if a policy exceeds a limit or does not
+	// fit into a table. Otherwise, such a policy isolates.
 	answers bool
 	// levels makes the change compute the levels of the limits again if they are due, and include the effects.
 	levels bool
 }
 
-// revision is a change of policies in progress. Its owner holds Owner.revising, and policies change only through a
-// revision. Therefore a decision that is made in one turn of the owner is still valid in a later turn.
+// revision is a change of policies in progress. While it exists, Owner.revising is locked, and policies change only
+// through a revision. Therefore a decision made in one turn is still valid in a later turn.
 type revision struct {
 	owner     *Owner
 	operation string
@@ -60,7 +60,7 @@ type revision struct {
 }
 
 // revise makes a change of policies, atomically. A small change takes one turn of the owner. For a large change, the
-// records are written outside of the owner, and the tables are compiled in many short turns. The whole change takes
+// caller's goroutine writes the records, and the tables are compiled in many short turns. The whole change takes
 // effect in the last turn. decide and done are called in turns of the owner.
 func (o *Owner) revise(ctx context.Context, operation string, decide func() (edit, error), done func(*edit)) (Outcome, error) {
 	release, err := o.revising.Hold(ctx)
@@ -86,7 +86,7 @@ func (o *Owner) reviseHeld(ctx context.Context, operation string, decide func() 
 		}
 	}
 	if err != nil {
-		// An owner that has ended has no ledger.
+		// This fails only if the owner has ended; its ledger then no longer matters.
 		o.loop.Do(last, opOther, func() { //nolint:errcheck // above
 			o.places.takeBack(r.plan.places)
 		})
@@ -127,7 +127,7 @@ func (r *revision) begin() (out Outcome, err error) {
 	return r.finish()
 }
 
-// stage writes the records, outside of the owner.
+// stage writes the records in the caller's goroutine.
 func (r *revision) stage(ctx context.Context) (err error) {
 	if r.staged, err = r.owner.storage.journal.Stage(ctx, r.record); err == nil || ctx.Err() != nil {
 		return err
@@ -139,7 +139,7 @@ func (r *revision) stage(ctx context.Context) (err error) {
 	return fmt.Errorf("%w: %w", failure.ErrStorage, why)
 }
 
-// prepare compiles the tables, some subjects at a time.
+// prepare compiles the tables of a few subjects in each turn.
 func (r *revision) prepare(ctx context.Context) (err error) {
 	steps := []func() bool{
 		func() bool { return r.prepared.Mark(policiesAtOnce) },
@@ -178,8 +178,8 @@ func (r *revision) finish() (Outcome, error) {
 	return r.edit.Outcome, err
 }
 
-// clear removes data that the change no longer needs. It returns only storage errors: that the owner has ended is no
-// error, because it then has no tables.
+// clear removes data that the change no longer needs. It returns only storage errors. If the owner has ended, there
+// are no tables to remove, so clear returns nil.
 func (r *revision) clear(ctx context.Context, failed bool) (err error) {
 	if r.staged != nil {
 		if failed {

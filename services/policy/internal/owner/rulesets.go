@@ -33,7 +33,7 @@ type ruleSets struct {
 	problems *problem.Set
 	now      func() time.Time
 	revision uint64    // the last one that the hub has reached
-	retryAt  time.Time // when to write again what could not be written; zero: everything is written
+	retryAt  time.Time // when to retry a failed write; zero: everything is written
 }
 
 // newRuleSets returns the numbers that an earlier run of the same boot has stored in dir.
@@ -61,8 +61,8 @@ func newRuleSets(config *Config, dir string, p *problem.Set) (*ruleSets, error) 
 	return r, nil
 }
 
-// want passes on the patterns of the names that tables select, before the tables are published. If all is set, or if the
-// patterns do not fit into a message, every name is wanted.
+// want passes on the patterns of the names that tables select, before the tables are published. If all is set, or if
+// the patterns do not fit into a message, it passes on that tables may select any name.
 func (r *ruleSets) want(patterns []dnsname.Pattern, all bool) {
 	set := layer7.Union(policytable.ProxyDNS, all, &layer7.Rules{DNS: patterns})
 	if set.TooLarge() {
@@ -71,8 +71,8 @@ func (r *ruleSets) want(patterns []dnsname.Pattern, all bool) {
 	r.hub.Upsert(WantedNames, set)
 }
 
-// publish passes on the content of the numbers that have changed. It runs before tables with the numbers are published,
-// so that proxies know the sets of all connections. revision is the policy revision whose sets have all been numbered.
+// publish passes the content of changed numbers to proxies. It runs before tables with the numbers are published, so
+// that proxies know the sets of all connections. revision is the policy revision whose sets have all been numbered.
 // enforced reports whether all processes that enforce tables are connected.
 func (r *ruleSets) publish(revision uint64, enforced bool) {
 	r.registry.Hold(!enforced)
@@ -92,8 +92,8 @@ func (r *ruleSets) publish(revision uint64, enforced bool) {
 // policyRevisions is the store of the origins of events.
 const policyRevisions = 1
 
-// store stores changes of numbers, and what could not be stored before. Until that succeeds, tables carry 0 instead of
-// the numbers, and their connections are refused.
+// store stores changes of numbers, and earlier changes that could not be stored. Until a change is stored, tables
+// have 0 in place of its number, and their redirected connections are refused.
 func (r *ruleSets) store(changes []ruleset.Change) error {
 	err := r.file.Write(changes)
 	r.problems.Note("numbers of rule sets", err)

@@ -76,8 +76,8 @@ func numbersIn(t *testing.T, o *Owner) map[identity.Numeric]policytable.RuleSet 
 	return out
 }
 
-// TestRuleSetsKeepTheirNumbersAfterARestart: without the stored numbers, the policy that is left would get the number
-// of the deleted one, which connections may still carry.
+// TestRuleSetsKeepTheirNumbersAfterARestart: a policy was deleted before a restart. If the numbers were not stored,
+// the remaining policy would get the number of the deleted policy, which existing connections may still carry.
 func TestRuleSetsKeepTheirNumbersAfterARestart(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := run(t, dir)
@@ -132,8 +132,8 @@ func sent(o *Owner) map[policytable.RuleSet]layer7.Digest {
 	return out
 }
 
-// TestNumbersStayWhileTheDatapathIsAway: the kernel uses the tables of the time before, with numbers that have no table
-// here any more.
+// TestNumbersStayWhileTheDatapathIsAway: while the datapath is disconnected, the kernel enforces older tables. So
+// their numbers are not freed, although no table of this process has them.
 func TestNumbersStayWhileTheDatapathIsAway(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()
@@ -162,8 +162,8 @@ func TestNumbersStayWhileTheDatapathIsAway(t *testing.T) {
 	}
 }
 
-// TestUnstoredNumbersAreNotUsed: after a crash, the number could belong to another set. So neither tables nor proxies
-// get it before it is stored.
+// TestUnstoredNumbersAreNotUsed: a number that could not be stored could belong to another set after a crash. So
+// neither tables nor proxies get it before it is stored.
 func TestUnstoredNumbersAreNotUsed(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()
@@ -190,7 +190,8 @@ func TestUnstoredNumbersAreNotUsed(t *testing.T) {
 	}
 }
 
-// TestUnstoredNumberIsNotGivenToAnotherSet: the kernel may use the tables of the time before the restart.
+// TestUnstoredNumberIsNotGivenToAnotherSet: the kernel may still enforce tables from before the restart. A number in
+// these tables must not get another set.
 func TestUnstoredNumberIsNotGivenToAnotherSet(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()
@@ -219,7 +220,7 @@ func TestUnstoredNumberIsNotGivenToAnotherSet(t *testing.T) {
 	}
 }
 
-// blockNumbers puts a directory in the way of the file of the numbers.
+// blockNumbers creates a directory at the path of the numbers file, so that it cannot be written.
 func blockNumbers(t *testing.T, dir string) (path string) {
 	t.Helper()
 	boot, err := durable.BootID()
@@ -233,7 +234,8 @@ func blockNumbers(t *testing.T, dir string) (path string) {
 	return path
 }
 
-// TestCorruptNumbersRefuseConnections: it is unknown which numbers connections carry, so no set gets one for a while.
+// TestCorruptNumbersRefuseConnections: if the stored numbers are corrupt, it is unknown which numbers connections
+// carry. So no set gets a number for the grace period.
 func TestCorruptNumbersRefuseConnections(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()
@@ -263,7 +265,7 @@ func TestCorruptNumbersRefuseConnections(t *testing.T) {
 	}
 }
 
-// TestUnusedRuleSetNumbersBecomeFree: an owner whose policies change all the time does not run out of numbers.
+// TestUnusedRuleSetNumbersBecomeFree: an owner whose policies change continually does not run out of numbers.
 func TestUnusedRuleSetNumbersBecomeFree(t *testing.T) {
 	c := &clock{now: time.Now()}
 	o, _ := run(t, t.TempDir(), func(cfg *Config) { cfg.Now = c.Now })

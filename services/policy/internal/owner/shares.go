@@ -37,8 +37,8 @@ func (o *Owner) listedWith(source string) bool {
 	return o.sources.listed(source) && o.config.Tenants.Complete()
 }
 
-// levelAt returns the time at which the limits must be divided among the tenants again. It returns zero if nothing has
-// changed, if a division is in progress, or if a source or the list of tenants is not complete yet.
+// levelAt returns the time at which the limits must be divided among the tenants again. It returns zero if there is
+// no need, if a division is in progress, or if a source or the list of tenants is not complete yet.
 func (o *Owner) levelAt() time.Time {
 	if o.leveling || !o.listed() {
 		return time.Time{}
@@ -52,7 +52,7 @@ func (o *Owner) level(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	// Do fails only if the owner has ended, and then the result does not matter.
+	// Do fails only if the owner has ended; its result then does not matter.
 	o.loop.Do(ctx, opOther, func() { //nolint:errcheck // above
 		o.leveling = false
 		o.problems.Note("shares of limits", err)
@@ -79,9 +79,9 @@ func (o *Owner) assign() {
 // withoutTenants returns the set of tenants for a node without an API server.
 func withoutTenants() *tenants.Set { return tenants.WithoutKubernetes(shares.Settings{}) }
 
-// closeChanged is called if a change of policies could not be stored. The new versions then cannot be enforced, and the
-// former versions may allow more than the new ones. So it isolates the pods that either version selects, and records
-// that the source failed. The isolation ends when the next change of these policies is stored.
+// closeChanged is called if a change of policies could not be stored. The new versions then cannot be enforced, and
+// the former versions may allow more than the new ones. So closeChanged isolates the pods that either version
+// selects, and records that the source failed. The isolation ends when a later change of these policies is stored.
 func (o *Owner) closeChanged(ctx context.Context, l *listing, why error) error {
 	_, err := loop.Ask(ctx, o.loop, opOther, func() (struct{}, error) {
 		o.sources.all[l.source].err = why.Error()

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// padding returns policies in another namespace that select nothing.
+// padding returns policies of another namespace that select no pods.
 func padding(n, bytes int) map[policy.Key]policy.Written {
 	all := make(map[policy.Key]policy.Written, n)
 	for i := range n {
@@ -81,7 +81,8 @@ func TestOneNamespaceCannotKeepThePoliciesOfOthersOut(t *testing.T) {
 	})
 }
 
-// TestObjectBeyondTheShareIsolates applies two NetworkPolicies of an API server with capacity for one.
+// TestObjectBeyondTheShareIsolates: there is capacity for one policy, and an API server has two. The second isolates
+// the pods that it selects.
 func TestObjectBeyondTheShareIsolates(t *testing.T) {
 	d, stop := objects(t, t.TempDir(), func(c *Config) { c.MaxPolicies = 1 })
 	defer stop()
@@ -230,8 +231,8 @@ func TestLargeObjectBeyondTheShareIsReduced(t *testing.T) {
 	}
 }
 
-// TestPoliciesThatGrewDuringARestartStay restarts with a tenant that uses more than an eighth of a limit. Its
-// policies stay enforced while they are listed, even if they have grown meanwhile.
+// TestPoliciesThatGrewDuringARestartStay: before a restart, a tenant uses more than an eighth of a limit. While its
+// policies are listed afterwards, they stay enforced, even if they have grown.
 func TestPoliciesThatGrewDuringARestartStay(t *testing.T) {
 	c := &clock{now: time.Now()}
 	dir := t.TempDir()

@@ -38,8 +38,8 @@ type sourceState struct {
 	synced  bool
 	err     string
 	refused map[string]refused // by origin
-	// For a source of files: skipped contains, by file, the documents that are not policies; missing contains the
-	// files that could never be read, with the reason.
+	// skipped and missing are for a source of files. skipped contains, by file, the documents that are not policies.
+	// missing contains the files that could never be read, with the reason.
 	skipped map[string][]string
 	missing map[string]string
 	told    string // the missing files in the last log record
@@ -58,7 +58,7 @@ type sourcesConfig struct {
 	managers  []string // managers that must complete before subscribers are served
 	dir       string   // directory of the state
 	state     stream.StateID
-	restored  bool // state from the same boot was loaded
+	restored  bool // a state from the same boot was loaded
 	now       func() time.Time
 	log       *slog.Logger
 }
@@ -78,8 +78,8 @@ type sources struct {
 	readied chan struct{} // closed once ready
 }
 
-// newSources returns the sources, of which none is complete yet. brought contains the sources that have stored
-// policies.
+// newSources returns the configured sources; none of them is complete yet. brought contains the sources that have
+// stored policies.
 func newSources(c sourcesConfig, brought map[string]bool, p *problem.Set) (*sources, error) {
 	s := &sources{
 		config: c, problems: p, managers: make(map[string]bool), readied: make(chan struct{}),
@@ -126,8 +126,7 @@ func (s *sources) synced() bool {
 	return true
 }
 
-// checkReady closes readied once the state is reliable: every source is complete, or the state of an earlier run was
-// loaded.
+// checkReady closes readied once every source is complete, or if the state of an earlier run was loaded.
 func (s *sources) checkReady() {
 	if s.ready || !s.config.restored && !s.synced() {
 		return
@@ -157,8 +156,8 @@ func (s *sources) foldingListed() (all bool) {
 	return all
 }
 
-// complete returns the names of the complete sources in the form that subscribers store, sorted. Calls are not listed
-// together, so each of their managers counts as a source.
+// complete returns the names of the complete sources in the form that subscribers store, sorted. Each manager counts
+// as a source of its own, because managers complete independently.
 func (s *sources) complete() []string {
 	var out []string
 	for name, one := range s.all {
@@ -230,7 +229,7 @@ func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[strin
 	one.err, one.missing = "", make(map[string]string)
 	skipped := make(map[string][]string)
 	for origin, f := range l.files {
-		if r, bad := l.bad[origin]; bad { // the reason may also be a group of addresses
+		if r, bad := l.bad[origin]; bad { // for example, a CIDR group of the file was refused
 			one.missing[origin] = r.err
 		} else if f.err != nil {
 			one.missing[origin] = f.err.Error()
@@ -247,7 +246,7 @@ func (s *sources) tookFiles(one *sourceState, l *listing, origins iter.Seq[strin
 			}
 		}
 	}
-	if slices.Contains(slices.Collect(maps.Values(one.missing)), beingWritten) { // a source may have many policies
+	if slices.Contains(slices.Collect(maps.Values(one.missing)), beingWritten) { // skip many policies if possible
 		for origin := range origins {
 			if one.missing[origin] == beingWritten {
 				delete(one.missing, origin) // its earlier policies are still enforced
@@ -437,7 +436,7 @@ func (s *sources) acceptWithout(name string, validateOnly bool) (Acceptance, err
 	why, ok := one.missing[part]
 	switch {
 	case s.gate.HasListed(one.Name):
-		return Acceptance{}, fmt.Errorf("%w: the files of %s were read or accepted before; the enforced policies of %s stay",
+		return Acceptance{}, fmt.Errorf("%w: all files of %s were already read or accepted; the enforced policies of %s stay",
 			ErrNotMissing, s.config.directory, name)
 	case !ok:
 		return Acceptance{}, fmt.Errorf("%w: %s; missing files: %s",

@@ -41,8 +41,8 @@ func waiting(t *testing.T, o *Owner) string {
 	return strings.Join(st.WaitsFor, "\n")
 }
 
-// TestSubscribersWaitUntilEachFileWasReadOnce: subscribers get no tables before each file was read once, because a
-// missing policy may deny. After that, the state contains the enforced policies.
+// TestSubscribersWaitUntilEachFileWasReadOnce: a policy in an unread file may deny traffic, so subscribers get no
+// tables before each file was read once. Later runs do not wait, because the state contains the enforced policies.
 func TestSubscribersWaitUntilEachFileWasReadOnce(t *testing.T) {
 	text := func(s string) []directory.File { return []directory.File{{Origin: "a.yaml", Data: []byte(s)}} }
 	for what, c := range map[string]struct {
@@ -166,8 +166,8 @@ func TestFileThatCannotBeReadAnyMoreStays(t *testing.T) {
 	stop()
 }
 
-// TestAnotherDirectoryIsReadFirst: the state contains the policies of the former directory, and the policies of the new
-// directory may deny more.
+// TestAnotherDirectoryIsReadFirst: when another directory is configured, the state contains only the policies of the
+// former directory. Subscribers wait until the new directory was read, because its policies may deny more.
 func TestAnotherDirectoryIsReadFirst(t *testing.T) {
 	dir := t.TempDir()
 	in := func(directory string) (*Owner, func()) {
@@ -198,8 +198,8 @@ func groupText(cidr string) string {
 		"spec: {externalCIDRs: [%s]}\n", cidr)
 }
 
-// TestSecondGroupOfANameIsWaitedFor: two places define the same group of addresses, which rules deny. A group selects
-// no pods that could be isolated, so the source is not complete.
+// TestSecondGroupOfANameIsWaitedFor: two documents define the same CIDR group, to which rules may deny traffic. A
+// group selects no pods that could be isolated instead. So the source does not complete.
 func TestSecondGroupOfANameIsWaitedFor(t *testing.T) {
 	one, two := groupText("192.0.2.0/24"), groupText("198.51.100.0/24")
 	file := func(origin, text string) directory.File { return directory.File{Origin: origin, Data: []byte(text)} }
@@ -242,8 +242,8 @@ func TestSecondGroupOfANameIsWaitedFor(t *testing.T) {
 	}
 }
 
-// TestStateOfAnEarlierVersionIsComplete uses a state of a version that did not record which files were read. All
-// policies are in the state.
+// TestStateOfAnEarlierVersionIsComplete: an earlier version did not record which files it had read, but its state has
+// all policies. The source counts as complete.
 func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	o, stop := fromFiles(t, dir)
@@ -272,7 +272,7 @@ func TestStateOfAnEarlierVersionIsComplete(t *testing.T) {
 		t.Error("a subscriber waits although the mark, which names no directory, is of this state")
 	}
 	stop()
-	// This mark means that the state may lack policies.
+	// With this content, the mark means that the state may lack policies.
 	if err := os.WriteFile(mark, []byte("incomplete"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -389,8 +389,8 @@ func TestDocumentThatCannotBeAppliedIsolates(t *testing.T) {
 	}
 }
 
-// TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects: two files have the same policy. The second file isolates the pods
-// that it selects, and the message contains both files.
+// TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects: two files define the same policy. The document in the second file
+// isolates the pods that it selects, and the message names both files.
 func TestPolicyOfTwoFilesIsolatesWhatTheSecondSelects(t *testing.T) {
 	o, stop := fromFiles(t, t.TempDir())
 	pods(t, o, "shop")

@@ -76,7 +76,7 @@ func TestSubscribersWaitForEachSourceOnce(t *testing.T) {
 	if !s.synced() {
 		t.Error("every source is complete, but they are not synced")
 	}
-	// The next run has the enforced policies, so subscribers do not wait.
+	// The state now has the enforced policies, so subscribers of the next run do not wait.
 	next := someSources(t, dir)
 	waitsFor(t, next)
 	if next.synced() || next.listed("") {

@@ -28,15 +28,15 @@ func policyRecord(p *Policy) record.Policy {
 	if p.source().Calls {
 		r.Place.Known, r.Place.Dropped = p.known, p.allowed
 	}
-	// if the source is stamped, the object contains the time
+	// The object of a stamped source contains the time.
 	if at := p.Created.Unix(); !p.source().Stamped && at != r.Updated {
 		r.Place.Created = at
 	}
 	return r
 }
 
-// restore loads and compiles the state. cached reports whether the state comes from the same boot. It then also
-// contains the identities, subscribers and names for which policies are compiled.
+// restore loads and compiles the state. cached is true if the state comes from the same boot. It then also contains
+// identities, subscribers and learned names, which are needed to compile tables.
 func (o *Owner) restore(dir string, table *names.Table) (cached bool, err error) {
 	policies := make(map[policy.Key]record.Policy)
 	subscribers := make(map[string]record.Subscriber)
@@ -72,8 +72,9 @@ func (o *Owner) restore(dir string, table *names.Table) (cached bool, err error)
 	return cached, nil
 }
 
-// markFields stores which fields of the policies of calls this version does not know, where that has changed. An
-// earlier version then recognises the others.
+// markFields stores for each policy that came from a call which of its fields this version does not know, if this
+// differs from the stored record. An earlier version can then tell these fields from fields that only this version
+// knows.
 func (o *Owner) markFields(stored map[policy.Key]record.Policy) {
 	var change record.Change
 	for k, r := range stored {

@@ -48,7 +48,7 @@ func (s *storage) commit(ctx context.Context, staged *record.Staged) error {
 	return nil
 }
 
-// stored records the result of a write, and schedules a retry if needed.
+// stored records the result of a write. After a failure, it schedules a retry.
 func (s *storage) stored(err error) {
 	if p := s.journal.Problem(); p != nil {
 		err = p

@@ -89,7 +89,7 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 			if _, err := o.Upsert(t.Context(), []byte(text("shop", "two", 80)), "", false); !errors.Is(err, failure.ErrStorage) || !errors.Is(err, errno) || !strings.Contains(err.Error(), filepath.Join(dir, record.File)) {
 				t.Errorf("%v: %v, want failure.ErrStorage with the name of the file", errno, err)
 			}
-			// Unsynced records take effect and are written later.
+			// Records that are not synced take effect at once and are written later.
 			at := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
 			_, err := o.Names().Learn(t.Context(), names.Asker{}, "n.example", at, time.Hour)
 			if err != nil {
@@ -125,7 +125,8 @@ func TestFullDiskUndoesAChangeAndIsShownUntilItTakesWrites(t *testing.T) {
 	}
 }
 
-// TestFullDiskUndoesALargeChange: the records of a large change are written outside of the owner's loop.
+// TestFullDiskUndoesALargeChange: the records of a large change are written outside of the owner's loop. If the disk
+// becomes full, the whole change is undone.
 func TestFullDiskUndoesALargeChange(t *testing.T) {
 	var b strings.Builder
 	for i := range 900 {
@@ -139,7 +140,7 @@ func TestFullDiskUndoesALargeChange(t *testing.T) {
 		if _, err := o.Upsert(t.Context(), []byte(text("shop", "one", 80)), "", false); err != nil {
 			t.Error(err)
 		}
-		for fail := range 6 { // at a later write each time
+		for fail := range 6 { // each iteration fails at a later write
 			writes := 0
 			disk.Fail(func(o disktest.Op) error {
 				if o.Kind == disktest.Write || o.Kind == disktest.Truncate {
@@ -268,8 +269,8 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 	}
 }
 
-// TestRenamesBeforeAFailedListingAreKept: after a start, a renamed file can be read at first, but its policies cannot be
-// stored. If it cannot be read afterwards, the policies that it had stay.
+// TestRenamesBeforeAFailedListingAreKept: after a start, a renamed file is read, but its policies cannot be stored.
+// Then the file becomes unreadable. The policies that it had before stay.
 func TestRenamesBeforeAFailedListingAreKept(t *testing.T) {
 	root := t.TempDir()
 	disk := disktest.New(t, root)

@@ -44,8 +44,8 @@ func shopPod(t *testing.T, number identity.Numeric, app string) peer.Identity {
 	return id
 }
 
-// TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved: the status shows the problem of a subject whose new tables
-// do not fit until they fit.
+// TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved: a subject gets other labels, and its new tables do not
+// fit. The status shows this problem until they fit.
 func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	set := func(ids ...peer.Identity) {
@@ -97,8 +97,8 @@ func TestTheProblemOfARelabelledSubjectStaysUntilItIsResolved(t *testing.T) {
 	}
 }
 
-// TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject: a policy that is too large for any table is refused before it
-// selects a pod, which could not start: for calls, for files and with validate_only.
+// TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject: a policy that is too large for any table is refused even if
+// it selects no pod yet, because such a pod could not start later. This applies to calls, files and validate_only.
 func TestAPolicyTooLargeForAnyTableIsRefusedWithoutASubject(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	large := portPrefixes("large", "large", 0, 1100)
@@ -155,8 +155,8 @@ func TestATrialCompilesForIdentitiesWithoutEndpointsHere(t *testing.T) {
 	}
 }
 
-// TestAStoredPolicyTooLargeForAnyTableStays: an earlier version stored the policy without this check. The policy stays,
-// and the pods that it selects cannot start.
+// TestAStoredPolicyTooLargeForAnyTableStays: an earlier version stored a policy that is too large for any table. The
+// policy stays enforced, and the pods that it selects cannot start.
 func TestAStoredPolicyTooLargeForAnyTableStays(t *testing.T) {
 	o, _ := run(t, t.TempDir())
 	p := o.forms.decode(record.Policy{

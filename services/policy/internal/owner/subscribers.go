@@ -122,7 +122,7 @@ func (s *Subscribers) save(name string, one *subscriber) {
 // tables when it reconnects; a watching subscriber is removed.
 func (s *Subscribers) Unsubscribe(name string, session *stream.Session) {
 	session.Close()
-	// Ask fails only if the owner has ended, and then the result does not matter.
+	// Ask fails only if the owner has ended; its result then does not matter.
 	loop.Ask(context.Background(), s.loop, opOther, func() (struct{}, error) { //nolint:errcheck // above
 		if one := s.interests.all[name]; one != nil && one.session == session {
 			if s.interests.left(one) {
@@ -135,7 +135,7 @@ func (s *Subscribers) Unsubscribe(name string, session *stream.Session) {
 	})
 }
 
-// Change adds and removes interests of a connected subscriber. Removals come first.
+// Change adds and removes interests of a connected subscriber. Removals are applied first.
 func (s *Subscribers) Change(ctx context.Context, name string, session *stream.Session, add, remove Interest) error {
 	_, err := loop.Ask(ctx, s.loop, opInterest, func() (struct{}, error) {
 		one := s.interests.all[name]
@@ -208,7 +208,7 @@ func (s *Subscribers) sweep(now time.Time) {
 		case one.until.After(now):
 			s.alarm.set(one.until)
 		case s.approach(one, nil):
-			s.alarm.set(now) // continue after the calls that wait have run
+			s.alarm.set(now) // continue in the next turn, so that waiting calls are served before
 		default:
 			s.forget(name, one)
 		}
@@ -224,7 +224,7 @@ func (s *Subscribers) forget(name string, one *subscriber) {
 	s.storage.save(record.Cache{GoneSubscribers: []string{name}})
 }
 
-// Wait returns when a policy revision is enforced by every connected enforcing subscriber that has one of the subjects.
+// Wait returns when every connected enforcing subscriber that has one of the subjects enforces a policy revision.
 // Without subjects, it waits for all enforcing subscribers.
 func (s *Subscribers) Wait(ctx context.Context, revision uint64, subjects []identity.Numeric) (stream.Progress, error) {
 	return s.await(ctx, subjects, func() (stream.Barrier, error) {
@@ -236,7 +236,8 @@ func (s *Subscribers) Wait(ctx context.Context, revision uint64, subjects []iden
 	})
 }
 
-// await waits until the subscribers acknowledge the barrier that begin returns. The owner calls begin.
+// await calls begin in a turn of the owner, and waits until the subscribers have acknowledged the barrier that begin
+// returns.
 func (s *Subscribers) await(
 	ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error),
 ) (stream.Progress, error) {

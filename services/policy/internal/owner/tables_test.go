@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// tenant adds pods 300 (in shop) and 301 (in evil), which a datapath wants as subjects.
+// tenant adds pods 300 (namespace shop) and 301 (namespace evil), to whose tables a datapath subscribes.
 func tenant(t *testing.T, o *Owner) {
 	t.Helper()
 	var ids []peer.Identity
@@ -36,7 +36,7 @@ func tenant(t *testing.T, o *Owner) {
 	}
 }
 
-// full returns policies of the namespace evil that leave no capacity for another prefix in the tables of its pods.
+// full returns policies of the namespace evil that use the whole prefix capacity of the tables of its pods.
 func full(prefixes int) map[policy.Key]policy.Written {
 	all := make(map[policy.Key]policy.Written)
 	const each = 1024
@@ -52,9 +52,9 @@ func full(prefixes int) map[policy.Key]policy.Written {
 	return all
 }
 
-// TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster: policies of one namespace use the whole capacity for the tables of
-// its pods. A cluster-wide deny policy of the administrator must apply to every other pod, and the pods of that
-// namespace must not be allowed more.
+// TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster: policies of one namespace use the whole capacity for the tables
+// of its pods. A cluster-wide deny policy of the administrator must apply to all other pods. For the pods of that
+// namespace, no more may be allowed than with the deny policy.
 func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 	deny := policy.Key{Kind: "CiliumClusterwideNetworkPolicy", Name: "block"}
 	spec := object("cilium.io/v2", deny, `"spec":{"endpointSelector":{},`+
@@ -64,7 +64,7 @@ func TestTablesOfOneTenantKeepOutNoPolicyOfTheCluster(t *testing.T) {
 	for _, prefixes := range []int{0, 16384} {
 		t.Run(fmt.Sprint(prefixes, " prefixes"), func(t *testing.T) {
 			d, _ := objects(t, t.TempDir())
-			d.complete() // subscribers wait for that
+			d.complete() // subscribers wait until the source is complete
 			tenant(t, d.owner)
 			all := full(prefixes)
 			for k, x := range all {
@@ -117,8 +117,8 @@ func TestStatusOfAPolicyThatDoesNotFitOnANode(t *testing.T) {
 	}
 }
 
-// TestTooLargeTablesKeepNoPodOutOfQuarantine: a tenant makes the tables for a quarantine label too large before any pod
-// has the label. A pod that then gets the label must be isolated, and must not keep its former tables.
+// TestTooLargeTablesKeepNoPodOutOfQuarantine: a tenant makes the tables for a quarantine label too large before any
+// pod has the label. When a pod gets the label, the pod must be isolated, and must not keep its former tables.
 func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 	d, _ := objects(t, t.TempDir())
 	d.complete()
@@ -128,7 +128,7 @@ func TestTooLargeTablesKeepNoPodOutOfQuarantine(t *testing.T) {
 		`"spec":{"endpointSelector":{"matchLabels":{"quarantine":"true"}},`+
 			`"ingressDeny":[{"fromEntities":["all"]}],"egressDeny":[{"toEntities":["all"]}]}`)})
 	for k, x := range full(2 * 16384) {
-		// Each of them selects only the future pods in quarantine.
+		// Each of these policies selects only pods that will later get the quarantine label.
 		x.Text = []byte(strings.Replace(string(x.Text),
 			`"podSelector":{}`, `"podSelector":{"matchLabels":{"quarantine":"true"}}`, 1))
 		d.apply(map[policy.Key]policy.Written{k: x})

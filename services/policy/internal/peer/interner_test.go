@@ -21,7 +21,7 @@ func TestInternerMakesEqualTextsOne(t *testing.T) {
 	if a != fresh() || unsafe.StringData(a.Key) != unsafe.StringData(b.Key) || unsafe.StringData(a.Value) != unsafe.StringData(b.Value) {
 		t.Errorf("%v and %v do not share their texts", a, b)
 	}
-	// Its memory is limited.
+	// The memory of the interner is limited.
 	for i := range 3 * maxInterned {
 		if l := label.Kubernetes("app", fmt.Sprint(i)); in.Label(l) != l {
 			t.Fatalf("%v became %v", l, in.Label(l))

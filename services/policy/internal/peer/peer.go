@@ -19,12 +19,12 @@ import (
 	"github.com/sluice-net/sluice/model/workload"
 )
 
-// ErrUnresolved means that an address was given without an identity, and that its identity cannot be read from
-// sluice-identity.
+// ErrUnresolved means that a query contains an address without an identity, and that sluice-identity cannot provide
+// the identity now.
 var ErrUnresolved = errors.New("sluice-identity cannot resolve the address to an identity")
 
-// Identity is a peer with the properties that policies use. It is immutable. Usually, other labels mean another
-// identity; only an identity that is valid on one node can get other labels, and is then replaced.
+// Identity is a peer with the properties that policies use. It is immutable. A cluster identity never gets other
+// labels. A node-local identity can get other labels; it is then replaced.
 type Identity struct {
 	Number identity.Numeric
 	Labels label.Set // labels that selectors match
@@ -36,7 +36,7 @@ type Identity struct {
 	Ports []workload.NamedPort
 }
 
-// New returns an identity with the kind, the scope and the named ports that follow from the labels.
+// New returns an identity, and derives the kind, the scope and the named ports from the labels.
 func New(n identity.Numeric, labels label.Set) (Identity, error) {
 	if n == 0 {
 		return Identity{}, fmt.Errorf("identity number 0 is not valid")
@@ -84,9 +84,9 @@ func (id Identity) Given() label.Set {
 const NameUnlabelledNode = "unlabelled-node"
 
 // Node prepares the identity of a node for rules that select nodes by label; labels reports whether such rules are
-// enabled. If they are enabled, a node without labels is marked, because its labels are unknown: its identity service
-// has an earlier version, or no identity for them. If they are not enabled, the labels of nodes are removed, so that
-// pod selectors do not match nodes.
+// enabled. If they are, Node marks a node without labels as a node with unknown labels: the identity service of that
+// node has an earlier version, or no identity for the labels. If they are not, Node removes the labels, so that pod
+// selectors do not match nodes.
 func (id Identity) Node(labels bool) Identity {
 	if id.Kind != identity.KindHost && id.Kind != identity.KindRemoteNode {
 		return id

@@ -11,13 +11,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
 
-// dnsRule is an entry of spec.egress with which a DNS proxy learns the names that pods look up in the cluster's DNS.
+// dnsRule is an entry for spec.egress that notes recommend to users. It redirects the pods' queries to the cluster's
+// DNS through the DNS proxy, which then learns names.
 const dnsRule = `- {toEndpoints: [{matchLabels: {"k8s:io.kubernetes.pod.namespace": kube-system, ` +
 	`k8s-app: kube-dns}}], toPorts: [{ports: [{port: "53", protocol: ANY}], rules: {dns: [{matchPattern: "*"}]}}]}`
 
 // DNSRules contains the subjects of DNS rules. The zero DNSRules is empty.
 type DNSRules struct {
-	subjects map[string][]selector.Selector // by the only namespace that they select; empty: no such limit
+	subjects map[string][]selector.Selector // by the namespace to which they are limited; empty: not limited to one
 }
 
 // UsesNames reports whether the object allows DNS names.
@@ -50,8 +51,8 @@ func (d *DNSRules) selects(s *rule.Spec) bool {
 		s.Namespace != "" && slices.ContainsFunc(d.subjects[s.Namespace], s.Subject.Implies)
 }
 
-// WithNotes returns the notes of an object, with a note for each spec that allows DNS names for endpoints that none of
-// the DNS rules selects. It does not change notes.
+// WithNotes returns the notes of an object. It adds a note for each spec that allows DNS names for endpoints that no
+// DNS rule selects. It does not change notes.
 func (d *DNSRules) WithNotes(o *Object, notes manifest.Notes) manifest.Notes {
 	out, cloned := notes, false
 	for i := range o.Specs {

@@ -28,7 +28,7 @@ func TestNamesWithoutDNSRuleAreNoted(t *testing.T) {
 	other := strings.Replace(every, "'53'", "'5353'", 1)
 	for _, c := range []struct {
 		what     string
-		policies []string // the first one is the one with names
+		policies []string // the first policy contains the DNS names
 		noted    bool
 	}{
 		{"no DNS rule", []string{egress("CiliumNetworkPolicy", "shop", web, names)}, true},

@@ -50,8 +50,8 @@ func DecodeHeld(form Form, o rule.Options) (Object, error) {
 	return ob, nil
 }
 
-// Isolate returns an object that isolates the pods which another object selects that cannot be decoded; why is the
-// reason. If this is impossible, it returns why.
+// Isolate returns an object that isolates the pods which an undecodable object selects; why is the reason. If these
+// pods cannot be determined, Isolate returns why.
 func Isolate(form Form, why error) (Object, error) {
 	version, kind := form.Type()
 	if !IsKind(version, kind) || kind == groupKind {
@@ -98,17 +98,18 @@ func Isolate(form Form, why error) (Object, error) {
 	return ob, nil
 }
 
-// KindDocument is the kind in the key of a policy that cannot have the key in its text. For a document of a file, the
-// name in the key is its position. For an object of an API server whose policy comes from another source, the name in
-// the key is the object's kind and name.
+// KindDocument is the kind in the key of an isolating policy that cannot use the key in its own text, because the
+// text has no valid key or another policy has the same key. For a document of a file, the name in the key is its
+// position. For an object of an API server whose policy comes from another source, the name in the key is the
+// object's kind and name.
 const KindDocument = "Document"
 
 // KindNamespaceIsolation is the kind in the key of a policy without a source, which isolates the pods of its namespace.
 // It replaces policies that Sluice does not keep individually.
 const KindNamespaceIsolation = "NamespaceIsolation"
 
-// IsolateAs returns an object that isolates the pods which another object selects. That object is valid, but cannot be
-// enforced.
+// IsolateAs returns an object that isolates the pods which another object selects. The other object is valid, but
+// cannot be enforced, for example because it exceeds a limit.
 func IsolateAs(key Key, of Object, why error) Object {
 	ob := isolated(key, why)
 	for _, spec := range of.Specs {
@@ -139,7 +140,8 @@ func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
 }
 
 // IsolateNamespace returns an object that isolates every pod in the key's namespace, or every pod if the key has no
-// namespace, because an object of that kind can select any of them.
+// namespace. It stands in for an object of the kind whose selected pods are unknown, and which may select any of
+// these pods.
 func IsolateNamespace(key Key, kind string, why error) Object {
 	ob := isolated(key, why)
 	spec := rule.Spec{Namespace: key.Namespace, Subject: selector.New()}

@@ -48,7 +48,7 @@ func TestHeldObjectsAreTakenByTheirMeaning(t *testing.T) {
 		if len(o.Notes) != 1 || o.Notes[0].Kind != manifest.NoteCanonical || o.Notes[0].Path != "spec.ingress[0].from[0].ipBlock.cidr" || !strings.Contains(o.Notes[0].Text, "it means "+want) {
 			t.Errorf("%s: noted %v", cidr, o.Notes)
 		}
-		// For files and calls it is an error, as for new objects.
+		// In files and calls, the value is an error, as in new objects.
 		if _, err := decodeText(text); err == nil || !strings.Contains(err.Error(), "it means "+want) {
 			t.Errorf("%s in a file: %v", cidr, err)
 		}
@@ -79,7 +79,7 @@ func TestIsolatingRulesAreInOneOrder(t *testing.T) {
 		"apiVersion: cilium.io/v2\nkind: CiliumNetworkPolicy\n" + meta + "spec: {endpointSelector: {}}",
 		"apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: p}\nspec: {tier: Admin, priority: 7, subject: {novel: {}}}",
 	} {
-		for range 50 { // a map would change its order in one of the iterations
+		for range 50 { // if the order depended on a map, one of the iterations would show it
 			rules := held(t, text).Specs[0].Rules
 			if len(rules) != 2 || rules[0].Direction != policytable.Ingress || rules[1].Direction != policytable.Egress {
 				t.Fatalf("%s: %d rules, of which the first is for %s", text, len(rules), rules[0].Direction)

@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/networkpolicy"
 )
 
-// wrong returns a value of a wrong type for a field, or nil if the field accepts any value.
+// wrong returns a value whose type is wrong for a field, or nil if the field accepts any value.
 func wrong(t reflect.Type) any {
 	if t == reflect.TypeFor[manifest.Number]() {
 		return []int{1}
@@ -105,7 +105,7 @@ func TestAWrongTypeInAnyFieldIsRefusedByItsPath(t *testing.T) {
 	}
 }
 
-// TestHostilePoliciesCostBoundedMemory: small objects that would expand to large ones are refused or cost little
+// TestHostilePoliciesCostBoundedMemory: small objects that would expand to large ones are refused, or need little
 // memory.
 func TestHostilePoliciesCostBoundedMemory(t *testing.T) {
 	cnp := func(spec string) string {
@@ -166,8 +166,7 @@ func TestHostilePoliciesCostBoundedMemory(t *testing.T) {
 	}
 }
 
-// peakHeap runs f with frequent garbage collections, and returns by how much the heap grew at most, as far as it was
-// observed.
+// peakHeap runs f with frequent garbage collections, and returns the largest observed growth of the heap.
 func peakHeap(f func()) uint64 {
 	defer debug.SetGCPercent(debug.SetGCPercent(25))
 	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}

@@ -77,8 +77,8 @@ type Object struct {
 }
 
 // maxWeight limits the number of peers and ports in all rules of one object. A list that several rules contain counts
-// several times, because an object of a few megabytes can combine a long list of peers with each entry of a long list
-// of ports.
+// once per rule: otherwise an object of a few megabytes could combine a long list of peers with each entry of a long
+// list of ports.
 const maxWeight = 400_000
 
 // versions lists the supported versions of each kind, preferred version first. An API server may serve several
@@ -118,10 +118,10 @@ var similarKinds = func() []nearest.Kind {
 	return all
 }()
 
-// IsGroup reports whether an API version has a group of policies, possibly misspelled, or no group.
+// IsGroup reports whether the group of an API version is a group of policies, also if it is misspelled or missing.
 func IsGroup(apiVersion string) bool { return nearest.IsGroup(apiVersion, similarKinds) }
 
-// Similar returns the kind of policy that an API version and a kind probably mean, though one of them is wrong.
+// Similar returns the kind of policy that an object probably means whose API version or kind is wrong.
 func Similar(apiVersion, kind string) (string, bool) {
 	k, ok := nearest.KindOf(apiVersion, kind, similarKinds)
 	return k.Name, ok
@@ -273,7 +273,7 @@ func decode(
 	return ob, problems.Err()
 }
 
-// check rejects rules that are invalid only in combination.
+// check rejects combinations of rules that are invalid although each rule is valid.
 func check(rules []*rule.Rule, problems *manifest.Problems) {
 	weight := 0
 	for _, r := range rules {

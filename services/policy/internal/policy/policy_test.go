@@ -144,7 +144,7 @@ func TestNamespacedSubjectNeverLeavesItsNamespace(t *testing.T) {
 		own      bool // selects a pod of its namespace
 	}{
 		{`{}`, true},
-		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": other}}`, true}, // the namespace of the policy replaces it
+		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": other}}`, true}, // replaced by the policy's namespace
 		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": a}}`, true},
 		{`{matchLabels: {"k8s:io.kubernetes.pod.namespace": ""}}`, true},
 		{`{matchLabels: {io.kubernetes.pod.namespace: other}}`, false},
@@ -187,8 +187,8 @@ func TestUnknownFieldsAreReported(t *testing.T) {
 	}
 }
 
-// TestProxiesThatGoTogetherAreAccepted: proxies may share a port if their peers are written differently, or if one
-// proxy can serve both rules.
+// TestProxiesThatGoTogetherAreAccepted: rules for two proxies may share a port if their peers are written
+// differently, or if one proxy can serve both rules.
 func TestProxiesThatGoTogetherAreAccepted(t *testing.T) {
 	for _, egress := range []string{
 		`{toEndpoints: [{}], toPorts: [{ports: [{port: "53"}], rules: {dns: [{matchPattern: "*.a"}]}}]}, ` +
@@ -224,7 +224,7 @@ func TestUnsupportedFieldsAreNamedAndNeverWiden(t *testing.T) {
 		{`ingressDeny: [{fromGroups: [{}]}]`, "spec.ingressDeny[0].fromGroups: not supported by Sluice: groups of a cloud provider; the rule denies all peers", "deny any"},
 		{`egressDeny: [{toGroups: [{}]}]`, "spec.egressDeny[0].toGroups: not supported by Sluice: groups of a cloud provider; the rule denies all peers", "deny any"},
 		{`egressDeny: [{toServices: [{}], toPorts: [{ports: [{port: "80", protocol: TCP}]}]}]`, "spec.egressDeny[0].toServices: not supported by Sluice: services as peers; the rule denies all peers", "deny any"},
-		// A list without elements selects no peer, supported or not.
+		// An empty list selects no peer, whether its kind of peers is supported or not.
 		{`egressDeny: [{toGroups: []}]`, "", ""},
 		{`egressDeny: [{toServices: []}]`, "", ""},
 		{`egress: [{toFQDNs: [{matchName: a.b}]}]`, "spec.egress[0].toFQDNs: not supported by Sluice: learning addresses from DNS answers; the rule allows the addresses that LearnNames was called with", "allow names"},
@@ -394,7 +394,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestEmptySpecsAreNoted: Kubernetes accepts a NetworkPolicy without a spec, which isolates the whole namespace.
+// TestEmptySpecsAreNoted: Kubernetes accepts a NetworkPolicy without a spec. It isolates the whole namespace, so it
+// gets a note.
 func TestEmptySpecsAreNoted(t *testing.T) {
 	for spec, noted := range map[string]bool{
 		"spec:": true, "spec: null": true, "spec: {}": true, "": true, "spec: {ingress: []}": true,

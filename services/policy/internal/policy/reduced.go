@@ -8,8 +8,8 @@ import (
 	"encoding/json"
 )
 
-// The fields in kept determine which pods a policy selects. A list in a field of present is reduced to one empty
-// element, because it only matters whether the list is empty.
+// kept are the fields that determine which pods a policy selects. A list in a field of present is reduced to one
+// empty element, because only its presence matters.
 var (
 	kept = []string{
 		"podSelector", "policyTypes", "endpointSelector", "nodeSelector", "subject", "tier", "priority", "enableDefaultDeny",
@@ -17,9 +17,9 @@ var (
 	present = []string{"ingress", "egress", "ingressDeny", "egressDeny"}
 )
 
-// Reduced returns a JSON manifest of the same object that contains only the parts that determine its isolation; for a
-// group, its labels. For a namespaced kind, the result has at most limit bytes: if the selectors are longer, it
-// selects the whole namespace.
+// Reduced returns a JSON manifest of the same object that contains only the parts that are needed to isolate the pods
+// that it selects; for a CIDR group, its labels. For a namespaced kind, the result has at most limit bytes: if the
+// selectors are longer, it selects the whole namespace.
 func Reduced(key Key, text []byte, limit int) []byte {
 	known := Versions(key.Kind)
 	out := map[string]any{"kind": key.Kind, "metadata": map[string]any{"name": key.Name}}
@@ -65,8 +65,8 @@ func Reduced(key Key, text []byte, limit int) []byte {
 	return append(short, '\n')
 }
 
-// everything returns a spec that isolates a namespace in both directions, even against allow rules if the kind has
-// deny rules.
+// everything returns a spec that isolates a namespace in both directions. If the kind has deny rules, the isolation
+// takes precedence over all allow rules.
 func everything(kind string) map[string]any {
 	some := []any{map[string]any{}}
 	if kind == "NetworkPolicy" {

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/manifest"
 )
 
-// Written is an object in the form of its manifest's text. The text is parsed only when the object is decoded, to save
-// memory.
+// Written is an object as the text of its manifest. To save memory, the text is parsed only when the object is
+// decoded.
 type Written struct {
 	Key        Key
 	APIVersion string

@@ -58,7 +58,7 @@ func ParseProtocol(s string) (Protocol, bool) {
 // HasPorts reports whether the protocol has ports, which may have names.
 func (p Protocol) HasPorts() bool { return p == TCP || p == UDP || p == SCTP }
 
-// WithPorts lists the protocols for which ANY stands.
+// WithPorts lists the protocols that ANY means.
 var WithPorts = [...]Protocol{TCP, UDP, SCTP}
 
 // Point is protocol<<16 | port.

@@ -32,7 +32,7 @@ type Comparison struct {
 	known    map[identity.Numeric]peer.Identity
 }
 
-// Compare compares the present state with the state in which policies are applied or deleted.
+// Compare compares the present state with the state after the given policies are applied and deleted.
 func Compare(d engine.Draft, upsert []policy.Object, remove []policy.Key) (*Comparison, error) {
 	compared, err := d.Diff(upsert, remove)
 	if err != nil {

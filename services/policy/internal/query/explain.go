@@ -18,8 +18,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
-// Peer is one end of a connection in a query. An address without identity and labels is outside of the cluster, because
-// the caller has resolved all other addresses.
+// Peer is one end of a connection in a query. A Peer with an address and neither identity nor labels is outside of
+// the cluster: the caller must resolve all other addresses first.
 type Peer struct {
 	Identity identity.Numeric // 0: given by labels, or outside of the cluster
 	Labels   []label.Label
@@ -44,11 +44,11 @@ type Explained struct {
 	DNS *engine.NameExplanation
 }
 
-// Explain is a query about the verdicts on a connection, on both sides.
+// Explain is a query about the verdicts on a connection, at its sender and its receiver.
 type Explain struct {
 	From, To Peer
 	At       port.Point
-	Name     string // that the sender asks the receiver for; empty: none
+	Name     string // DNS name that the sender looks up at the receiver; empty: none
 	Answer   Explained
 
 	src, dst peer.Identity
@@ -117,7 +117,7 @@ func (x *Explain) side(e *engine.Engine, d policytable.Direction, subject, peer 
 	s.Evaluated = true
 	var err error
 	s.Explanation, err = e.Explain(subject.Number, d, peer.Number, addr, x.At)
-	// A connection is denied or redirected if one of the two sides denies or redirects it.
+	// Explain answers with the strictest verdict of the two sides.
 	x.Answer.Action = min(x.Answer.Action, s.Verdict.Action)
 	return s, err
 }
@@ -137,7 +137,7 @@ func (x *Explain) resolve(v View, field string, p Peer) (peer.Identity, error) {
 				return id, nil
 			}
 		}
-		// Choose an unused number as a temporary identity.
+		// Use an unused number as a temporary identity.
 		for free := identity.MaxNodeLocal; ; free-- {
 			taken := func(id peer.Identity) bool { return id.Number == free }
 			if _, ok := v.Engine.Identity(free); ok || slices.ContainsFunc(x.extra, taken) {

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// made makes a change and adds the CPU time of its commit, which is the part that delays every other call.
+// made makes a change, and adds the CPU time of its commit to commit. Every other call waits for the commit.
 func made(b *testing.B, j *Journal, c Change, commit *time.Duration) {
 	b.Helper()
 	s, err := j.Stage(b.Context(), c)
@@ -33,8 +33,8 @@ func made(b *testing.B, j *Journal, c Change, commit *time.Duration) {
 	}
 }
 
-// BenchmarkCommit replaces 10,000 policies in one change. It measures the CPU time of the thread; the rest is
-// waiting, mainly for the disk.
+// BenchmarkCommit replaces 10,000 policies in one change. It measures the CPU time of the thread, because the
+// remaining time is spent waiting, mainly for the disk.
 func BenchmarkCommit(b *testing.B) {
 	for _, size := range []int{400, 3200} {
 		b.Run(fmt.Sprintf("10,000 manifests of %d bytes", size), func(b *testing.B) {

@@ -14,7 +14,7 @@ import (
 // keyNamedPorts1 is the former key of workload.KeyNamedPorts, in version 1 of the cache and in the first format.
 const keyNamedPorts1 = "io.cilium.k8s.named-ports"
 
-// rename replaces the former key of an identity's named ports.
+// rename replaces the former key of the named ports in the labels of an identity.
 func rename(x Identity) (Identity, bool) {
 	renamed := false
 	for i, l := range x.Labels {

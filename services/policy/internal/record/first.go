@@ -124,8 +124,8 @@ func (o *first) read(f io.Reader) error {
 	for line := 1; ; line++ {
 		b, err := readLine(r)
 		if errors.Is(err, io.EOF) {
-			// A killed process can only leave an incomplete line. If a complete change is followed by
-			// another byte than a newline, it was finished and acknowledged, and the file is corrupt.
+			// A killed process leaves at most an incomplete line. If the change is complete but does not end with a
+			// newline, it was acknowledged, and the newline was corrupted later.
 			if last := len(b) - 1; last >= 0 && (b[last] != 0 || (size+int64(last))%sector != 0) && durable.Decode(append(b[:last:last], '\n'), firstSchema, new(firstChange)) == nil {
 				return fmt.Errorf("line %d: %w: %q instead of the newline at its end", line, durable.ErrCorrupt, b[last])
 			}
@@ -153,8 +153,8 @@ func (o *first) read(f io.Reader) error {
 // sector is the unit that storage writes completely or not at all.
 const sector = 512
 
-// lostBlocks reports whether a line at an offset of the file contains zeros that fill whole sectors, and no other
-// zeros. Such sectors were never written; other corruption does not look so regular.
+// lostBlocks reports whether the zeros in a line at an offset of the file fill exactly whole sectors. Such sectors
+// never reached the disk. Other corruption would not be aligned to sectors.
 func lostBlocks(line []byte, offset int64) bool {
 	found := false
 	for at := 0; at < len(line); {
@@ -255,7 +255,7 @@ func (o *first) initCache(t *store.Tx) error {
 	return nil
 }
 
-// retire replaces the file of the first format with a record that refers to File, which now contains the policies.
+// retire replaces the file of the first format by a record that points to File, which now contains the policies.
 func (o *first) retire(d *store.Dir) error {
 	if o == nil {
 		return nil

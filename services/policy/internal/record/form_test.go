@@ -45,7 +45,7 @@ func dump(t *testing.T, dir string, o store.Options) string {
 }
 
 // TestFormOfTheFilesStays compares the records with the records that version b7deab4c wrote for the same changes:
-// that version must be able to read them after a downgrade.
+// that version must still be able to read the records after a downgrade.
 func TestFormOfTheFilesStays(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "policy")
 	j, _, _ := mustOpen(t, dir)
@@ -76,7 +76,7 @@ func TestFormOfTheFilesStays(t *testing.T) {
 	}}})
 	note(t, j, Cache{Names: []Name{{Name: "n.example", Addresses: []Address{{Address: "192.0.2.1", Expires: 7}}}}})
 	closed(t, j)
-	j, _, _ = mustOpen(t, dir) // without the uncommitted change
+	j, _, _ = mustOpen(t, dir) // reopen, which drops the uncommitted change
 	closed(t, j)
 	got := dump(t, dir, policiesOptions) + dump(t, dir, cacheOptions)
 	want, err := os.ReadFile("testdata/form.txt")

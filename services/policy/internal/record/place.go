@@ -8,30 +8,30 @@ import (
 	"fmt"
 )
 
-// Place records how a policy was admitted to the limits. It is zero for a policy that is enforced as written and was
-// never replaced.
+// Place records whether a policy was admitted to the limits, and related data that an isolating policy needs. It is
+// zero for a policy that is enforced as written and was never replaced.
 type Place struct {
 	// Created is the time at which the policy was first accepted, in seconds since 1970; 0: at its last update.
 	Created int64 `json:"created,omitempty"`
 	// Exceeds describes the limit that the policy exceeds, so that it isolates the pods that it selects; empty if
 	// it is enforced.
 	Exceeds string `json:"exceeds,omitempty"`
-	// If the record contains a reduced manifest, Size and Sum, a SHA-256, describe the whole manifest.
+	// Size and Sum, a SHA-256, describe the whole manifest if the record contains a reduced manifest.
 	Size int    `json:"size,omitempty"`
 	Sum  []byte `json:"sum,omitempty"`
 	// Held is the manifest of the last version that was enforced as written, if the current version is not.
 	Held []byte `json:"held,omitempty"`
-	// Known is set if the version of the service that accepted the policy of a call knew all its fields. A field
-	// that is unknown now then comes from a later version.
+	// Known is set if the version of the service that accepted the policy of a call knew all its fields. If the field
+	// is unknown to this version, it comes from a later version.
 	Known bool `json:"known,omitempty"`
-	// Dropped lists the fields of the policy that the caller allowed to be dropped and that the last version did not
-	// know, if there are any. A place with neither Known nor Dropped is of a version that wrote neither.
+	// Dropped lists the fields of the policy that the last version did not know and that the caller allowed to be
+	// dropped. If neither Known nor Dropped is set, an earlier version, which knew neither field, wrote the place.
 	Dropped []string `json:"dropped,omitempty"`
 	// Revision is the revision of the policy for which the place was written.
 	Revision uint64 `json:"revision,omitempty"`
 }
 
-// zero reports whether there is nothing to write.
+// zero reports whether the place need not be written.
 func (p *Place) zero() bool {
 	return p.Created == 0 && p.Exceeds == "" && p.Size == 0 && len(p.Held) == 0 && !p.Known && len(p.Dropped) == 0
 }
@@ -51,7 +51,8 @@ func encodePlace(p *Policy) []byte {
 }
 
 // decodePlace returns the place of a stored policy. If the place belongs to an uncommitted change, only its time of
-// creation is used. A corrupt place is an error, as a corrupt policy is: without its place, a policy could allow more.
+// creation is used. A corrupt place is an error like a corrupt policy, because a policy without its place could allow
+// more.
 func decodePlace(text []byte, p *Policy) (Place, error) {
 	if text == nil {
 		return Place{}, nil

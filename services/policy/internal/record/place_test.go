@@ -9,7 +9,7 @@ import (
 )
 
 // TestPlaceIsKeptBesideThePolicy stores the place of a policy next to the record of the policy. The place is removed
-// with the policy, and is valid only for the revision that it was written for.
+// with the policy, and is valid only for the policy revision in it.
 func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 	dir := t.TempDir()
 	open := func() (*Journal, map[string]Place) {
@@ -55,8 +55,8 @@ func TestPlaceIsKeptBesideThePolicy(t *testing.T) {
 	}
 }
 
-// TestCorruptPlaceIsNoPlace: the service does not start with a policy whose place is corrupt, because a policy without a
-// place may allow more, for example if it exceeds a limit.
+// TestCorruptPlaceIsNoPlace: if the place of a policy is corrupt, the service does not start. Without its place, a
+// policy may allow more, for example if it exceeds a limit.
 func TestCorruptPlaceIsNoPlace(t *testing.T) {
 	p := Policy{Key: Key{Kind: "K", Name: "a"}, Source: "grpc", Manifest: []byte("x"), Revision: 3}
 	p.Place = Place{Exceeds: "why", Held: []byte("y")}

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/kit/disktest"
 )
 
-// TestPowerCutLosesNoPolicy (INV-60): after a power failure at any moment, every answered change is present, whatever
-// happened to unsynced data.
+// TestPowerCutLosesNoPolicy (INV-60): a power failure may happen at any moment, and may lose any unsynced data.
+// Afterwards, every change that was acknowledged is present.
 func TestPowerCutLosesNoPolicy(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "policy")

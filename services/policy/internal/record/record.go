@@ -4,8 +4,8 @@
 // Package record defines the format of the policy service's state directory: the policies and their revision, and the
 // last known identities, subscribers and learned names.
 //
-// If the policies were lost, a node would allow traffic that they deny, so they are in the synced file of a journal.
-// All other records are in the cache.
+// A node that lost its policies would allow traffic that they deny. Therefore policies are stored in a journal that
+// is synced to disk. All other records are in the cache.
 package record
 
 import (
@@ -141,7 +141,7 @@ type Address struct {
 	Expires int64  `json:"expires"` // seconds since 1970
 }
 
-// reserve is the address space for each file. 10,000 policies of 3 KB, and the same amount for a commit that replaces
+// reserve is the address space for each file. 10,000 policies of 3 KB, together with a commit that replaces all of
 // them, use a quarter of it.
 const reserve = 256 << 20
 

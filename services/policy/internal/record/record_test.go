@@ -159,7 +159,7 @@ func TestDamageIsRefused(t *testing.T) {
 		closed(t, j)
 		return describe(got), nil
 	}}
-	// The marker does not list the cache: a removed cache is empty.
+	// The marker need not list the cache: without a file, the cache is empty.
 	s.Replaceable = []string{filepath.Base(caches[0])}
 	storetest.Sweep(t, s)
 }
@@ -406,7 +406,7 @@ subscriber datapath: [301] [{10.0.0.2 301}]
 	if err := durable.Load(filepath.Join(dir, FirstFile), 1<<20, firstSchema, new(firstChange)); !errors.Is(err, durable.ErrVersion) {
 		t.Errorf("the previous version reads %v, want a later version", err)
 	}
-	// Even without the new file and its marker, the remaining file shows that there were policies.
+	// Even without the new file and its marker, the file of the first format shows that there were policies.
 	if err := errors.Join(os.Remove(filepath.Join(dir, File)), os.Remove(filepath.Join(dir, store.MarkerName))); err != nil {
 		t.Fatal(err)
 	}

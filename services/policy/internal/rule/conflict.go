@@ -13,9 +13,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 
-// Conflict finds two rules of one direction that redirect the same port of the same peers to incompatible proxies: DNS
-// cannot be combined with any other proxy, and HTTP cannot be combined with a listener of the user. Two peers are the
-// same only if they are written identically; an overlap is not enough.
+// Conflict finds two rules of one direction that redirect the same port of the same peers to incompatible proxies:
+// DNS cannot be combined with any other proxy, and HTTP cannot be combined with a listener of the user. Conflict
+// compares only the text of peers. It does not find peers that are written differently and match the same pods.
 func Conflict(rules []*Rule) (a, b *Rule, found bool) {
 	for _, d := range []policytable.Direction{policytable.Ingress, policytable.Egress} {
 		var redirects []*Rule
@@ -94,8 +94,8 @@ func (p Peers) keys() []any {
 	return keys
 }
 
-// overlapping finds two rules with a common port and incompatible proxies. For each proxy, it is enough to remember the
-// range that ends last.
+// overlapping finds two rules with a common port and incompatible proxies. For each proxy, it remembers only the
+// range with the highest end, which is enough.
 func overlapping(rules []*Rule) (a, b *Rule, found bool) {
 	type claim struct {
 		port.Range

@@ -19,8 +19,8 @@ const (
 	dnsPortName, dnsPortNameTCP = "dns", "dns-tcp"
 )
 
-// WithQueries sets Queries of the egress rules that allow DNS queries, as the options say. It reports whether there is
-// such a rule.
+// WithQueries sets Queries of the egress rules that allow DNS queries, if the options enable it. It reports whether
+// it found such a rule.
 func WithQueries(rules []*Rule, o Options) (found bool) {
 	if !o.ImplicitDNS || o.WithoutDNSProxy {
 		return false
@@ -34,8 +34,9 @@ func WithQueries(rules []*Rule, o Options) (found bool) {
 	return found
 }
 
-// queries returns the rule that redirects the DNS queries that r allows; nil if it allows none. Both rules are at the
-// same place in the order, where a redirect comes first, so the rule decides only about what r would allow.
+// queries returns the rule that redirects the DNS queries that r allows; nil if it allows none. The two rules have
+// the same position in the order of evaluation, where redirect rules precede allow rules. So the returned rule only
+// changes connections that r would allow.
 func (r *Rule) queries(onlyUDP bool) *Rule {
 	var ports []Port
 	for _, proto := range []port.Protocol{port.UDP, port.TCP} {
@@ -75,8 +76,8 @@ func (p Port) isDNS() bool {
 	return name == dnsPortName || name == dnsPortNameTCP
 }
 
-// Implied adds the Queries of rules, which are the egress rules of one subject, if a rule has names and none redirects
-// to the DNS proxy. It may change the slice.
+// Implied adds the Queries of the rules if a rule has DNS names and no rule redirects to the DNS proxy. rules are the
+// egress rules of one subject. Implied may change the slice.
 func Implied(rules []*Rule) []*Rule {
 	names := false
 	for _, r := range rules {

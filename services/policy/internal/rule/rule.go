@@ -4,8 +4,8 @@
 // Package rule defines the common form to which policies of all kinds are converted.
 //
 // Every policy object becomes a list of rules. A rule belongs to one direction and one tier, and has a position in
-// the order, an action, peers and ports. The first rule in the order that matches a peer and a port decides. Compare
-// documents the order. The package does not depend on manifests or tables.
+// the order, an action, peers and ports. The first rule that matches a peer and a port decides; Compare documents the
+// order of rules. The package does not depend on manifests or tables.
 package rule
 
 import (
@@ -27,8 +27,8 @@ import (
 // Reach is the set of scopes to which an address peer applies.
 type Reach uint8
 
-// The reaches. Prefixes of Kubernetes match every owner of an address, and prefixes of Cilium only peers outside the
-// cluster.
+// The reaches. A prefix in a Kubernetes policy matches an address whoever uses it. A prefix in a Cilium policy
+// matches only addresses outside of the cluster.
 const (
 	ReachCluster Reach = 1 << iota
 	ReachNode
@@ -48,8 +48,8 @@ type Network struct {
 type GroupPeer struct {
 	Selector selector.Selector
 	Except   []netip.Prefix
-	// NodesToo extends the reach from addresses outside of the cluster to nodes, unless only 0.0.0.0/0 or ::/0
-	// matched.
+	// NodesToo extends the reach from addresses outside of the cluster to nodes. It does not apply to an address that
+	// only the prefixes 0.0.0.0/0 or ::/0 match.
 	NodesToo bool
 }
 
@@ -61,7 +61,7 @@ type NamePeer struct {
 
 // Peers is the union of the peers that a rule matches. If all fields are empty, it matches no peer.
 type Peers struct {
-	Any       bool // all peers, known or unknown
+	Any       bool // all peers, including peers with an unknown identity
 	ExceptOwn bool // with Any: all peers except the subject's local node
 	Selectors []selector.Selector
 	Networks  []Network
@@ -69,7 +69,7 @@ type Peers struct {
 	Names     []NamePeer
 }
 
-// Nobody reports whether no peer matches.
+// Nobody reports whether the peers are empty, so that the rule matches no peer.
 func (p Peers) Nobody() bool {
 	return !p.Any && len(p.Selectors) == 0 && len(p.Networks) == 0 && len(p.Groups) == 0 && len(p.Names) == 0
 }
@@ -103,16 +103,16 @@ type Rule struct {
 	Index     int32 // position in its policy if the order matters, otherwise 0
 	Action    policytable.Action
 	Proxy     policytable.Proxy // for Redirect
-	// Layer7 lists what a Redirect rule allows within a connection; nil: nothing.
+	// Layer7 lists what a Redirect rule allows within a connection; nil: it allows nothing.
 	Layer7 *layer7.Rules
 	Peers  Peers
-	// Ports are the ports of the rule. AllPorts means every protocol and port. If AllPorts is not set, an empty
-	// list means no ports.
+	// Ports are the ports of the rule. AllPorts means every protocol and port. An empty list without AllPorts means
+	// that the rule matches no port.
 	AllPorts bool
 	Ports    []Port
-	// Queries redirects the DNS queries that an Allow rule allows at port 53, and allows every name; nil: the rule
-	// allows none, or the setting dns.implicit is off. Only subjects with names and without a DNS rule have it in
-	// their tables.
+	// Queries is a rule that redirects the DNS queries which an Allow rule allows at port 53 to the DNS proxy, with
+	// every name allowed. It is nil if the Allow rule allows no queries, or if dns.implicit is off. Only tables of
+	// subjects that have DNS names and no DNS rule contain it.
 	Queries *Rule
 
 	digest Digest
@@ -125,7 +125,8 @@ type Digest [sha256.Size]byte
 // Seal computes the digest of the rule.
 func (r *Rule) Seal() *Rule { return r.SealWith(r.Peers.Digest()) }
 
-// SealWith is Seal with a known digest of the peers, so that a long list that several rules share is hashed only once.
+// SealWith is like Seal, with a digest of the peers that the caller has computed, so that a long list which several
+// rules share is hashed only once.
 func (r *Rule) SealWith(peers Digest) *Rule {
 	r.digest = sha256.Sum256([]byte(r.head() + string(peers[:]) + r.ports()))
 	if r.Action == policytable.Redirect {
@@ -134,8 +135,8 @@ func (r *Rule) SealWith(peers Digest) *Rule {
 	return r
 }
 
-// Set returns what a redirect rule allows within a connection; nil for other rules. All programs with the rule share
-// the set that Seal computed.
+// Set returns what a redirect rule allows within a connection; nil for other rules. Seal computes the set once, and
+// all programs with the rule share it.
 func (r *Rule) Set() *layer7.Set { return r.set }
 
 // Digest returns the digest that Seal computed.
@@ -209,8 +210,8 @@ func (r *Rule) Weight() int {
 }
 
 // Compare is the order of evaluation: tier, priority, position in the policy, action (deny, redirect, allow, pass),
-// preferred proxy, content, and source. The content is compared before the source, so that the order does not depend on
-// names; the source affects no verdict.
+// preferred proxy, content, and source. The content precedes the source, so that the names of policies do not affect
+// the order. The source affects no verdict.
 func Compare(a, b *Rule) int {
 	return cmp.Or(
 		cmp.Compare(a.Tier, b.Tier),
@@ -246,16 +247,16 @@ type Options struct {
 	CIDRSelectsNodes bool
 	// NodeLabels is set if the identities of nodes include the labels of the nodes.
 	NodeLabels bool
-	// HostRules is set if rules for nodes are enforced. Otherwise they are rejected, because an accepted policy
-	// without effect would be misleading.
+	// HostRules is set if rules for nodes are enforced. Otherwise rules for nodes are rejected: an accepted policy
+	// without effect would mislead its author.
 	HostRules bool
 	// WithoutDNSProxy is set if no proxy inspects DNS queries. A list of DNS rules that allows every name then
 	// simply allows its ports, and other lists allow nothing.
 	WithoutDNSProxy bool
 	// DNSOverUDP restricts ImplicitDNS to queries over UDP.
 	DNSOverUDP bool
-	// ImplicitDNS makes the DNS proxy learn addresses from what plain rules allow at port 53, for subjects with
-	// names and without a DNS rule.
+	// ImplicitDNS makes the DNS proxy learn addresses from the queries that plain rules allow at port 53. It applies
+	// to subjects with DNS names and without a DNS rule.
 	ImplicitDNS bool
 }
 
@@ -273,9 +274,9 @@ type Spec struct {
 	// DefaultDeny is set if the direction denies connections that no rule matches.
 	DefaultDeny [2]bool
 	Rules       []*Rule
-	// Names is the path of the first list of DNS names among the peers of egress rules (toFQDNs); empty without one.
+	// Names is the path of the first toFQDNs of an egress rule; empty if there is none.
 	Names string
-	// HasDNSRule is set if a rule passes DNS queries to a DNS proxy, which learns names from the answers. With
-	// ImplicitDNS, these are also the rules with Queries.
+	// HasDNSRule is set if a rule redirects DNS queries to the DNS proxy, which learns addresses from the answers.
+	// With ImplicitDNS, a rule with Queries counts, too.
 	HasDNSRule bool
 }

@@ -35,11 +35,11 @@ func pick[T any](later bool, a, b T) T {
 	return a
 }
 
-// TestTheFirstLevelThatDiffersOrdersTwoRules: the first level at which two rules differ decides; later levels are
-// ignored.
+// TestTheFirstLevelThatDiffersOrdersTwoRules: the most significant level at which two rules differ decides their
+// order.
 func TestTheFirstLevelThatDiffersOrdersTwoRules(t *testing.T) {
 	for i := range levels {
-		for same := range 1 << i { // values that both have at the earlier levels
+		for same := range 1 << i { // values that both rules have at the more significant levels
 			first, second := new(Rule), new(Rule)
 			for j, l := range levels {
 				switch {

@@ -28,7 +28,7 @@ const (
 	fileSize = (Size + 1) * slotSize
 )
 
-// header is the first slot of the file, which no number uses.
+// header is the first slot of the file, which no rule set uses.
 var header = slot(0, layer7.Digest([]byte("sluice rule sets, version 2\n\x00\x00\x00\x00")))
 
 // File stores the numbers of rule sets, so that each set has the same number after a restart of the process. After a
@@ -36,7 +36,7 @@ var header = slot(0, layer7.Digest([]byte("sluice rule sets, version 2\n\x00\x00
 // removed.
 //
 // It has a slot for each number, with the digest of the number's set and a checksum; the digest is zero if the number
-// is free again. Numbers are assigned in ascending order, so the slots of numbers that never had a set are all at the
+// is free again. Numbers are assigned in ascending order. So the slots of numbers that were never assigned are at the
 // end, and contain zeros. A node without layer 7 rules has no file.
 type File struct {
 	// Corrupt is the reason why the file could not be read; the numbers that connections carry are then unknown.
@@ -49,7 +49,8 @@ type File struct {
 	waiting map[policytable.RuleSet]layer7.Digest
 }
 
-// OpenFile calls restore for each number in the file of this boot in a directory, unless the file is corrupt.
+// OpenFile opens the file of this boot in a directory, and calls restore for each number in it. If the file is
+// corrupt, it calls restore for no number.
 func OpenFile(dir string, restore func(policytable.RuleSet, layer7.Digest)) (*File, error) {
 	boot, err := durable.BootID()
 	if err != nil {
@@ -94,10 +95,10 @@ func digestIn(data []byte, n int) layer7.Digest {
 // check returns an error if the content of a file is corrupt or of another version.
 func check(data []byte) error {
 	if len(data) != fileSize {
-		return fmt.Errorf("it has %d bytes, want %d", len(data), fileSize)
+		return fmt.Errorf("the file has %d bytes, want %d", len(data), fileSize)
 	}
 	if !bytes.HasPrefix(data, header) {
-		return errors.New("it has another version, or is not a file of rule set numbers")
+		return errors.New("the file has another version, or is not a file of rule set numbers")
 	}
 	unused, ended := make([]byte, slotSize), false
 	for n := 1; n <= Size; n++ {
@@ -116,14 +117,15 @@ func check(data []byte) error {
 	return nil
 }
 
-// slot returns the content of a slot. The checksum covers the number: a slot in another place is corrupt.
+// slot returns the content of a slot. The checksum covers the number, so a slot at the position of another number
+// counts as corrupt.
 func slot(n int, d layer7.Digest) []byte {
 	b := d[:]
 	sum := crc32.Checksum(fmt.Appendf(nil, "%d %s", n, b), crc32.MakeTable(crc32.Castagnoli))
 	return binary.LittleEndian.AppendUint32(slices.Clone(b), sum)
 }
 
-// Write stores changes, and the earlier changes that could not be written.
+// Write stores changes, together with earlier changes that could not be written.
 func (f *File) Write(changes []Change) error {
 	for _, c := range changes {
 		f.waiting[c.Number] = layer7.Digest{}

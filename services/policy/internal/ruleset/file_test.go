@@ -75,7 +75,7 @@ func TestFilesOfOtherBootsAreRemoved(t *testing.T) {
 	}
 }
 
-// TestCorruptFileIsSeen: from a corrupt file no number is used, and the file stays until numbers are given again.
+// TestCorruptFileIsSeen: no number of a corrupt file is used. The file stays until numbers are stored again.
 func TestCorruptFileIsSeen(t *testing.T) {
 	dir := t.TempDir()
 	f, _ := reopened(t, dir)

@@ -3,12 +3,13 @@
 
 // Package ruleset numbers the sets of layer 7 rules of a node.
 //
-// A connection carries the number of its set, 16 bits. So the same content has the same number, and a number does not
-// get other content while a connection may carry it: not while a table names it, and not for Grace afterwards.
+// A connection carries the number of its set in 16 bits. Therefore equal sets have the same number. A number must not
+// get another set while a connection may carry it: while a table refers to the number, and for Grace afterwards.
 //
-// Tenants share the numbers, and the memory for sets: a policy of a few bytes can make unions, each of which is as
-// large as its largest part. An unused number counts for the tenant that used it last, until it is free. A
-// set without a number has 0, and its packets must be dropped: a proxy understands 0 as a side that redirects nothing.
+// Tenants share the numbers and the memory for sets, because a small policy can cause many large unions with other
+// policies. An unused number counts for the tenant that used it last, until the number is free. A set without a
+// number has 0, and its packets must be dropped: to a proxy, 0 means that the side of the connection redirects
+// nothing.
 package ruleset
 
 import (
@@ -22,16 +23,16 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 )
 
-// Size is the number of numbers: 1 to 65,535.
+// Size is how many numbers exist: 1 to 65,535.
 const Size = 65_535
 
-// Bytes is the memory for sets, as their Size. A set counts when a table names it, because each proxy gets it, and the
-// union of several policies also when the compiler builds it.
+// Bytes limits the memory for sets, as the sum of their Size. A set counts while a table uses it, because each proxy
+// then has a copy. The union of several policies also counts while the compiler keeps it.
 const Bytes = 64 << 20
 
-// Grace is how long the number of a set is kept after the last table that used it, counted while the process that
-// enforces the tables is connected. A connected process that has not read the removal of a table by then is
-// disconnected as too slow, and proxies have asked for the present numbers of their connections.
+// Grace is how long a number is kept after the last table that used it was removed. Time counts only while the
+// process that enforces tables is connected. A process that has not read the removal of the table within Grace is
+// disconnected as too slow. Proxies have re-read the numbers of their connections by then.
 const Grace = 5 * time.Minute
 
 // Config is fixed for the lifetime of a registry.
@@ -40,8 +41,9 @@ type Config struct {
 	Bytes  int // 0: the constant Bytes
 	Shares shares.Settings
 	Now    func() time.Time
-	// Store stores changes, and those that it could not store before; nil: numbers end with the process. A set has no
-	// number before it is stored. Otherwise a table could have a number that another set gets after a restart.
+	// Store stores changes, and earlier changes that it could not store; nil: the numbers are not stored, and end
+	// with the process. A set gets a number only after it was stored. Otherwise a table could have a number that
+	// another set gets after a restart.
 	Store func([]Change) error
 }
 
@@ -51,22 +53,22 @@ type Registry struct {
 	numbers map[layer7.Digest]*numbered
 	taken   map[policytable.RuleSet]*numbered
 	next    policytable.RuleSet // where the search for a free number starts
-	users   map[user]int        // number of tables, or of tables that need the union
+	users   map[user]int        // number of tables that use the set or need the union
 	content map[layer7.Digest]*content
 	ledger  *shares.Ledger[user]
-	// lacking contains the admitted users that have no number, because all are taken.
+	// lacking contains the admitted users that have no number, because no number is free.
 	lacking map[user]struct{}
 	refused int // users that the ledger has refused
-	order   int // number of users so far: the first users of a tenant get numbers first
+	order   int // counts users, because the earliest users of a tenant get numbers first
 	changes map[policytable.RuleSet]Change
 	// unstored contains the numbers that could not be stored.
 	unstored map[policytable.RuleSet]*numbered
-	// changed is set when further users have got or lost a number, until Divide reports it.
+	// changed is set when a user gets or loses a number. Divide reports and resets it.
 	changed bool
 	// expires is the earliest time at which an unused number may become free; zero: none does.
 	expires time.Time
 	held    bool
-	// blocked is when Block was called; zero: numbers are available.
+	// blocked is the time at which Block was called; zero: numbers are available.
 	blocked time.Time
 }
 
@@ -74,10 +76,10 @@ type Registry struct {
 type user struct {
 	tenant shares.Tenant
 	digest layer7.Digest
-	union  bool // it is a union that the compiler builds, and digest identifies its parts
+	union  bool // the set is a union that the compiler builds; digest identifies its parts
 }
 
-// content is a set that tables use, with the number of its users.
+// content is a set that tables use, and the number of its users.
 type content struct {
 	*layer7.Set
 	users int
@@ -88,13 +90,13 @@ type numbered struct {
 	number policytable.RuleSet
 	digest layer7.Digest
 	users  int       // users that have the number
-	since  time.Time // when the last of them ended, if there are none
-	// payer is the last user, for which an unused number counts until it is free; zero: for none. Otherwise a tenant
-	// that changes its rules all the time would take all numbers.
+	since  time.Time // when the last user ended, if there are none
+	// payer is the last user. An unused number counts for the payer until the number is free; zero: it counts for no
+	// user. Otherwise a tenant that changes its rules continually would take all numbers.
 	payer user
 }
 
-// Change is a change of a number.
+// Change assigns a set to a number, or frees the number.
 type Change struct {
 	Number policytable.RuleSet
 	Digest layer7.Digest
@@ -116,8 +118,8 @@ func New(c Config) *Registry {
 	}
 }
 
-// Restore adds a number that an earlier run stored for a set. If no table uses the set within Grace, the number becomes
-// free. Restore ignores numbers that are not valid or that exist.
+// Restore adds a number that an earlier run stored for a set. If no table uses the set within Grace, the number
+// becomes free. Restore ignores invalid numbers, and numbers that are already assigned.
 func (r *Registry) Restore(n policytable.RuleSet, d layer7.Digest) {
 	if n == 0 || int(n) > r.config.Size || r.taken[n] != nil || r.numbers[d] != nil {
 		return
@@ -127,15 +129,16 @@ func (r *Registry) Restore(n policytable.RuleSet, d layer7.Digest) {
 	r.idle(x)
 }
 
-// Block makes all numbers without content unavailable for Grace, because connections may carry them. The owner calls it
-// if the stored numbers are lost.
+// Block makes all unassigned numbers unavailable for Grace, because connections may carry them. The owner calls it if
+// the stored numbers are lost.
 func (r *Registry) Block() {
 	r.blocked = r.config.Now()
-	r.expires = r.blocked.Add(Grace) // others do not become free earlier
+	r.expires = r.blocked.Add(Grace) // other unused numbers do not become free earlier
 }
 
-// Hold keeps unused numbers while hold is set. Afterwards, their grace starts again. The owner holds them while a
-// process that enforces tables is not connected: the kernel then uses tables that this process has retired.
+// Hold keeps unused numbers from becoming free while hold is set. When hold ends, their Grace starts again. The owner
+// sets hold while a process that enforces tables is disconnected: the kernel may then use tables that this process
+// has already removed.
 func (r *Registry) Hold(hold bool) {
 	if r.held == hold {
 		return
@@ -156,11 +159,11 @@ func (r *Registry) Hold(hold bool) {
 	}
 }
 
-// idle records that nothing uses a number any more.
+// idle records that a number has no users any more.
 func (r *Registry) idle(x *numbered) {
 	x.users, x.since = 0, r.config.Now()
 	if r.expires.IsZero() {
-		r.expires = x.since.Add(Grace) // later ones do not become free earlier
+		r.expires = x.since.Add(Grace) // numbers that become unused later do not become free earlier
 	}
 }
 
@@ -180,7 +183,7 @@ func (r *Registry) Use(t shares.Tenant, s *layer7.Set) {
 	x := r.numbers[u.digest]
 	switch {
 	case s.TooLarge():
-	case x != nil && x.payer == u: // it is in the ledger
+	case x != nil && x.payer == u: // the ledger already counts the number for this user
 		r.assign(u)
 	case r.ledger.Put(u, shares.Object{Tenant: t, Order: shares.Order{Index: r.order}, Units: []int{1, s.Size()}}):
 		r.assign(u)
@@ -284,7 +287,7 @@ func (r *Registry) contentOf(x *numbered) Change {
 	return Change{Number: x.number, Digest: x.digest, Set: r.content[x.digest].Set}
 }
 
-// store stores changes. If it succeeds, all earlier changes are stored, too.
+// store stores changes. If it succeeds, the earlier changes that could not be stored are stored, too.
 func (r *Registry) store(changes ...Change) bool {
 	if r.config.Store == nil {
 		return true
@@ -313,7 +316,7 @@ func (r *Registry) free() (policytable.RuleSet, bool) {
 		r.advance()
 	}
 	n := r.next
-	r.advance() // the longer a number is unused, the better
+	r.advance() // prefer numbers that have been free for longer
 	return n, true
 }
 
@@ -336,13 +339,13 @@ func (r *Registry) unassign(u user) *numbered {
 		return nil
 	}
 	r.idle(x)
-	r.changed = r.changed || r.content[u.digest].users > 1 // refused users had the number, too
+	r.changed = r.changed || r.content[u.digest].users > 1 // users that the ledger refused had the number, too
 	return x
 }
 
-// Number returns the number of a set; 0 if it has none, or if its number is not stored. A set that has a number for one
-// tenant has it for all: they need no further number, and must not suffer from a tenant above its share that uses the
-// same set.
+// Number returns the number of a set; 0 if it has none, or if its number is not stored. If a set has a number for one
+// tenant, all tenants use this number. It costs no further number, and a tenant above its share must not harm other
+// tenants that use the same set.
 func (r *Registry) Number(d layer7.Digest) policytable.RuleSet {
 	if x := r.numbers[d]; x != nil && x.users > 0 && r.unstored[x.number] == nil {
 		return x.number
@@ -350,7 +353,7 @@ func (r *Registry) Number(d layer7.Digest) policytable.RuleSet {
 	return 0
 }
 
-// Divide divides the numbers again if a user has none. It reports whether the numbers of some users have changed.
+// Divide assigns the numbers again if a user has none. It reports whether users have got or lost a number.
 func (r *Registry) Divide() (changed bool) {
 	defer func() { r.changed = false }()
 	if r.refused+len(r.lacking) == 0 {
@@ -364,7 +367,7 @@ func (r *Registry) Divide() (changed bool) {
 				r.refused++
 				continue
 			}
-			if r.users[u] == 0 { // only its unused number counted
+			if r.users[u] == 0 { // the tenant paid only for an unused number
 				r.numbers[u.digest].payer = user{}
 				r.ledger.Delete(u)
 				continue
@@ -436,7 +439,7 @@ func (r *Registry) Expire() {
 		free = append(free, r.changes[n])
 	}
 	if len(free) > 0 {
-		r.store(free...) // until it succeeds, the numbers keep their old sets after a restart, which is safe
+		r.store(free...) // until this succeeds, a restart restores the old sets of the numbers, which is safe
 	}
 }
 
@@ -451,7 +454,7 @@ func (r *Registry) Changes() []Change {
 type Figures struct {
 	Numbered int // sets that tables use and that have a number
 	Idle     int // numbers that are kept although no table uses their sets
-	// Without is the number of sets that tables use without a number, summed over tenants: their connections are
+	// Without is the number of sets that tables use without a number, summed over tenants. Their connections are
 	// refused.
 	Without int
 }

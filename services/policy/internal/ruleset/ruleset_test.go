@@ -20,7 +20,7 @@ func set(i int) *layer7.Set {
 	return layer7.Union(policytable.ProxyHTTP, false, &layer7.Rules{HTTP: []layer7.HTTP{{Path: fmt.Sprint("/", i)}}})
 }
 
-// clock is a time that tests set.
+// clock is a time that the test controls.
 type clock struct{ time.Time }
 
 func (c *clock) now() time.Time { return c.Time }
@@ -43,7 +43,7 @@ func TestEqualContentHasTheSameNumber(t *testing.T) {
 	if got := r.Changes(); len(got) != 2 || got[0].Number != one || got[0].Set == nil {
 		t.Errorf("changes %+v", got)
 	}
-	// It stays while one of the tenants uses it.
+	// The number stays while one of the tenants uses it.
 	r.Release(a, []layer7.Digest{set(1).Digest()})
 	if got := r.Number(set(1).Digest()); got != one || len(r.Changes()) != 0 {
 		t.Errorf("number %d, want %d", got, one)
@@ -109,7 +109,7 @@ func TestRestoredNumbersStay(t *testing.T) {
 	}
 }
 
-// TestHeldNumbersStay: while tables may be used that this process has retired, no number gets other content.
+// TestHeldNumbersStay: while the kernel may use tables that this process has removed, no number gets another set.
 func TestHeldNumbersStay(t *testing.T) {
 	r, c := registry(2)
 	r.Hold(true)
@@ -137,7 +137,8 @@ func TestHeldNumbersStay(t *testing.T) {
 	}
 }
 
-// TestBlockedNumbersAreNotGiven: if it is unknown which numbers connections carry, no set gets a number for the grace.
+// TestBlockedNumbersAreNotGiven: if it is unknown which numbers connections carry, no set gets a number during the
+// grace period.
 func TestBlockedNumbersAreNotGiven(t *testing.T) {
 	r, c := registry(10)
 	r.Hold(true)
@@ -161,8 +162,8 @@ func TestBlockedNumbersAreNotGiven(t *testing.T) {
 	}
 }
 
-// TestUnstoredNumberIsNotUsed: the content of a number that becomes free and gets another set is stored last, also if
-// the disk fails in between.
+// TestUnstoredNumberIsNotUsed: a number becomes free and then gets another set. The other set is what is finally
+// stored, also if the disk fails in between.
 func TestUnstoredNumberIsNotUsed(t *testing.T) {
 	c := &clock{time.Unix(1_795_000_000, 0)}
 	var failure error
@@ -213,7 +214,8 @@ func TestUnstoredNumberIsNotUsed(t *testing.T) {
 	}
 }
 
-// TestSetWithANumberHasItForAllTenants: also for one above its share, as long as another tenant uses the set.
+// TestSetWithANumberHasItForAllTenants: a set that has a number for one tenant has it for all tenants that use the
+// set, including a tenant above its share.
 func TestSetWithANumberHasItForAllTenants(t *testing.T) {
 	const size = 16
 	r, c := registry(size)
@@ -228,7 +230,7 @@ func TestSetWithANumberHasItForAllTenants(t *testing.T) {
 	}
 	r.Use(small, last)
 	changed := false
-	for range 3 { // what is taken from the greedy tenant is free after the grace
+	for range 3 { // the numbers that the greedy tenant loses become free after the grace period
 		c.Time = c.Add(Grace)
 		r.Expire()
 		changed = r.Divide() || changed
@@ -246,8 +248,8 @@ func TestSetWithANumberHasItForAllTenants(t *testing.T) {
 	}
 }
 
-// TestOneTenantDoesNotTakeTheNumbersOfAnother: one tenant fills the numbers. Then another gets its share, and the first
-// loses numbers.
+// TestOneTenantDoesNotTakeTheNumbersOfAnother: one tenant uses all numbers. When another tenant needs its share, the
+// first tenant loses numbers.
 func TestOneTenantDoesNotTakeTheNumbersOfAnother(t *testing.T) {
 	const size = 40
 	r, c := registry(size)
@@ -262,7 +264,7 @@ func TestOneTenantDoesNotTakeTheNumbersOfAnother(t *testing.T) {
 	for i := range size / 4 {
 		r.Use(small, set(1000+i))
 	}
-	for range 3 { // what is taken from the first tenant is free after the grace
+	for range 3 { // the numbers that the first tenant loses become free after the grace period
 		c.Time = c.Add(Grace)
 		r.Expire()
 		r.Divide()
@@ -286,8 +288,8 @@ func TestOneTenantDoesNotTakeTheNumbersOfAnother(t *testing.T) {
 	}
 }
 
-// TestChangesOfOneTenantDoNotTakeTheNumbers: a tenant changes its rules all the time, so that numbers stay behind that
-// connections may carry.
+// TestChangesOfOneTenantDoNotTakeTheNumbers: a tenant changes its rules continually, and each change leaves unused
+// numbers that connections may still carry. The tenant cannot use up the numbers of other tenants in this way.
 func TestChangesOfOneTenantDoNotTakeTheNumbers(t *testing.T) {
 	const size = 40
 	r, c := registry(size)
@@ -323,7 +325,8 @@ func TestChangesOfOneTenantDoNotTakeTheNumbers(t *testing.T) {
 	}
 }
 
-// TestUnusedNumberCountsOnce: for its last user, or for the one that uses it again.
+// TestUnusedNumberCountsOnce: an unused number counts only once: for its last user, or for the user that uses it
+// again.
 func TestUnusedNumberCountsOnce(t *testing.T) {
 	r, c := registry(1000)
 	a, b := shares.Labelled("a"), shares.Labelled("b")

@@ -81,8 +81,8 @@ func (r Requirement) text() string {
 	return b.String()
 }
 
-// Matches reports whether labels satisfy the requirement. A key with several values (from several sources or merged
-// sets) satisfies In if any value is listed, and NotIn if no value is.
+// Matches reports whether labels satisfy the requirement. If a key has several values (from several sources or merged
+// sets), In requires that one of them is listed, and NotIn that none of them is.
 func (r Requirement) Matches(labels label.Set) bool {
 	present, listed := false, false
 	for l := range labels.Key(r.Key) {
@@ -183,8 +183,9 @@ func (s Selector) Matches(labels label.Set) bool {
 	return true
 }
 
-// Implies reports whether the other selector also matches every label set that s matches. It compares the requirements
-// one by one: false can also mean that only several requirements together imply one of the other selector.
+// Implies reports whether the other selector also matches every label set that s matches. It compares single
+// requirements, so it may return false although several requirements of s together imply a requirement of the other
+// selector.
 func (s Selector) Implies(other Selector) bool {
 	if s == other {
 		return true
@@ -203,12 +204,12 @@ func (r Requirement) implies(other Requirement) bool {
 		return !slices.ContainsFunc(some, func(v string) bool { return !slices.Contains(all, v) })
 	}
 	switch other.Op {
-	case In, Exists: // a label of one source is a label of any source
+	case In, Exists: // a label that one source has is a label of any source
 		if other.Source != "" && other.Source != r.Source {
 			return false
 		}
 		return r.Op == In && (other.Op == Exists || within(r.Values, other.Values)) || r.Op == Exists && other.Op == Exists
-	case NotIn, DoesNotExist: // a label that no source has is a label that the one source does not have
+	case NotIn, DoesNotExist: // if no source has the label, one particular source does not have it either
 		if r.Source != "" && r.Source != other.Source {
 			return false
 		}
@@ -217,8 +218,8 @@ func (r Requirement) implies(other Requirement) bool {
 	return false
 }
 
-// Contradiction returns the reason for which no label set with one value per key can match; empty if one can. It
-// compares only requirements with the same source.
+// Contradiction returns the reason why the selector cannot match any label set with one value per key; empty if it
+// can. It compares only requirements with the same source.
 func (s Selector) Contradiction() string {
 	type key struct{ source, key string }
 	type known struct {

@@ -65,7 +65,8 @@ func TestEqualSelectorsHaveEqualTexts(t *testing.T) {
 	}
 }
 
-// TestImpliedSelectorsMatchMore compares Implies with the definition: on every label set over two keys and two sources.
+// TestImpliedSelectorsMatchMore compares Implies with its definition, for every label set over two keys and two
+// sources.
 func TestImpliedSelectorsMatchMore(t *testing.T) {
 	values := [][]string{{"x"}, {"y"}, {"x", "y"}}
 	var reqs []Requirement

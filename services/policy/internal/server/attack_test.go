@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 
-// TestDatapathGoesOnBesideManySubscribersThatNeverRead: more subscribers than the limit never read while there are many
-// changes. The datapath receives all changes, and each call returns.
+// TestDatapathGoesOnBesideManySubscribersThatNeverRead: during many changes, more subscribers than the limit connect
+// and never read. The datapath still receives all changes, and each call returns.
 func TestDatapathGoesOnBesideManySubscribersThatNeverRead(t *testing.T) {
 	s := serve(t, func(c *owner.Config) {
 		c.Stream.Message, c.Stream.Behind, c.Stream.Resume = 16<<10, 256<<10, 64<<10

@@ -105,7 +105,7 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ListNames", err)
 	w, err := c.WatchPolicyTables(ctx)
 	if err == nil {
-		w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe(fmt.Sprint("u", os.Getuid()))}}) //nolint:errcheck // Recv says it
+		w.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subscribe{Subscribe: subscribe(fmt.Sprint("u", os.Getuid()))}}) //nolint:errcheck // Recv returns the error
 		_, err = w.Recv()
 	}
 	note("WatchPolicyTables", err)
@@ -186,7 +186,7 @@ func TestKernelOnlyRootChangesAndTheGroupReads(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The binary is in a directory that only root may enter.
+		// The binary is in a directory that only root may enter, so open it first and execute the open file.
 		self, err := os.Open(exe)
 		if err != nil {
 			t.Fatal(err)
@@ -329,7 +329,8 @@ func TestListTakesWhatTheFilterSays(t *testing.T) {
 	}
 }
 
-// TestDiffNamesWorkloadsWithoutLabels: Diff describes them as the list of identities does.
+// TestDiffNamesWorkloadsWithoutLabels: Diff describes workloads without labels in the same way as the list of
+// identities.
 func TestDiffNamesWorkloadsWithoutLabels(t *testing.T) {
 	s := serve(t)
 	s.know(map[uint32]string{300: "k8s:app=web " + namespaceLabel + "shop", 301: town[301], 302: "generated:no-labels="})
@@ -409,7 +410,7 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 	s.know(town)
 	f := s.watch(subscribe("datapath", 301)).snapshot()
 	s.apply(allowWeb)
-	// Together, they have more intervals than a class may have; each policy alone would fit.
+	// Together, the two policies have more intervals than a class may have. Each policy alone would fit.
 	ports := func(name string, first, n int) string {
 		var b strings.Builder
 		for i := first; i < first+n; i++ {
@@ -420,7 +421,7 @@ func TestTableThatIsTooLargeIsRefusedAsAWhole(t *testing.T) {
 	for _, dry := range []bool{true, false} {
 		_, err := s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(ports("small", 0, 1000) + "---\n" + ports("big", 1000, 1100)), ValidateOnly: dry})
 		wantCode(t, err, codes.ResourceExhausted, "ingress of identity 301: table needs 4203 intervals in one class, the limit is 4096; the largest share is from NetworkPolicy shop/big")
-		// A policy that fits into no table, whatever it selects.
+		// A policy that fits into no table, whatever pods it selects.
 		_, err = s.UpsertPolicies(s.ctx(), &policyv1.UpsertPoliciesRequest{Manifests: []byte(named("small", allowWeb) + "---\n" + ports("big", 0, 2100)), ValidateOnly: dry})
 		wantCode(t, err, codes.InvalidArgument,
 			"document 2 (line 10): NetworkPolicy shop/big: spec: the ingress rules alone, "+

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
 )
 
-// TestEverySentinelHasItsCodeAndReason: statusOf converts every error of the core as documented in the API, and each
-// reason of the API occurs.
+// TestEverySentinelHasItsCodeAndReason: statusOf converts every error of the core to the code and reason that the API
+// documents, and each reason of the API is used.
 func TestEverySentinelHasItsCodeAndReason(t *testing.T) {
 	given := map[policyv1.ErrorReason]bool{0: true}
 	for _, c := range []struct {

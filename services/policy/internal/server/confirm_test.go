@@ -167,7 +167,7 @@ func TestBarrierNamesWhatIsNotComplete(t *testing.T) {
 			f := s.watch(before(make([]byte, 16), 7, test.sources...)).snapshot()
 			test.do(s, s.owner.Feed(managed.SourceFile))
 			f.until("the answer", func() bool { return slices.Equal(f.barrier.GetIncomplete(), test.want) })
-			// It is the same for a new subscriber.
+			// A new subscriber gets the same state.
 			f.leave()
 			g := s.watch(before(make([]byte, 16), 7, test.sources...)).snapshot()
 			if got := g.barrier.GetIncomplete(); !slices.Equal(got, test.want) {
@@ -210,7 +210,7 @@ func TestCallersAreToldOfAHeldState(t *testing.T) {
 	f := s.watch(sub, func(f *follower, m *policyv1.WatchPolicyTablesResponse) bool {
 		for _, step := range m.GetSteps() {
 			if b := step.GetBarrier(); len(b.GetIncomplete()) > 0 {
-				f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{ //nolint:errcheck // Recv says it
+				f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Hold{Hold: &policyv1.Hold{ //nolint:errcheck // Recv returns the error
 					Seq: m.GetSeq(), Revision: 7, Reason: "the state is another one",
 				}}})
 				holds.Add(1)
@@ -226,7 +226,8 @@ func TestCallersAreToldOfAHeldState(t *testing.T) {
 	first := holds.Load()
 	for i := range int64(12) { // more than the limit of unacknowledged barriers
 		revision = s.apply(named(string(rune('a'+i)), allowWeb)).GetRevision()
-		// Changes that come faster than the follower reads would leave more than four barriers without a word of it.
+		// A burst of changes that the follower cannot read in time would exceed the limit of four unacknowledged
+		// barriers. So wait until the subscriber reports each one.
 		servicetest.Eventually(t, "the subscriber says that it holds", func() bool { return holds.Load() > first+i })
 	}
 	_, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision})

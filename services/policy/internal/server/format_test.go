@@ -31,8 +31,8 @@ func TestSubscriberWithoutACommonFormatIsRefused(t *testing.T) {
 	s.watch(sub).snapshot()
 }
 
-// TestCallersAreToldOfARefusedMessage: calls do not wait for a subscriber that refuses a message, and the status shows
-// the refusal.
+// TestCallersAreToldOfARefusedMessage: a subscriber refuses a message. Calls then do not wait for this subscriber,
+// and the status shows the refusal.
 func TestCallersAreToldOfARefusedMessage(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -40,7 +40,7 @@ func TestCallersAreToldOfARefusedMessage(t *testing.T) {
 		if m.GetFormat() != policywire.Format {
 			t.Errorf("message %d has the format %v", m.GetSeq(), m.GetFormat())
 		}
-		f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{ //nolint:errcheck // Recv says it
+		f.Send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Nack{Nack: &policyv1.Nack{ //nolint:errcheck // Recv returns the error
 			Seq: m.GetSeq(), Reason: "step 40 is not known",
 		}}})
 		return false

@@ -197,7 +197,7 @@ func TestCompletedSourceLosesWhatItDidNotRepeat(t *testing.T) {
 	synced("")
 	s.stop()
 	s.start()
-	// The listing after the restart: one policy is unchanged, one is new, and b is missing.
+	// After the restart, the manager lists its policies again: one is unchanged, one is new, and b is missing.
 	run := s.mustPut("argo", named("a", allowWeb)).GetIncarnation()
 	s.mustPut("argo", named("c", allowWeb))
 	s.wantOwners("not complete yet", "a=argo b=argo c=argo f=flux hand=")
@@ -213,7 +213,7 @@ func TestCompletedSourceLosesWhatItDidNotRepeat(t *testing.T) {
 	if out, err = complete("argo", run); err != nil || len(out.GetChanges()) != 0 {
 		t.Errorf("complete again: %v, %v", out, err)
 	}
-	// A partial listing of the previous run does not count.
+	// An incomplete listing of the previous run does not count.
 	s.mustPut("argo", named("d", allowWeb))
 	s.stop()
 	s.start()

@@ -90,7 +90,7 @@ func TestTheOwnersTimeIsCountedByOperation(t *testing.T) {
 			t.Errorf("%+v: %d are in buckets", b, counted)
 		}
 		changed = changed || b.Operation == "change policies" && b.Count == 2
-		committed = committed || b.Operation == "commit" && b.Count == 1 // the second changes nothing
+		committed = committed || b.Operation == "commit" && b.Count == 1 // the second call changes nothing
 	}
 	if !changed || !committed {
 		t.Errorf("got %+v, want two changes of policies and one commit", st.Busy)

@@ -55,7 +55,7 @@ func texts(list []*policyv1.LearnedName) (out []string) {
 	return out
 }
 
-// learnPolicy is learnWeb with another name and other DNS names.
+// learnPolicy returns a policy like learnWeb with another name and another DNS name.
 func learnPolicy(name, fqdn string) string {
 	return strings.NewReplacer("name: dns", "name: "+name, "matchName: api.example.com", fqdn).Replace(learnWeb)
 }
@@ -241,11 +241,11 @@ func TestTenThousandNamesAreListedAndForgotten(t *testing.T) {
 	s.watch(subscribe("datapath", 300)).snapshot()
 	next := make(chan int)
 	var wg sync.WaitGroup
-	ctx, cancel := context.WithCancelCause(t.Context()) // without a timeout: under load they take minutes
+	ctx, cancel := context.WithCancelCause(t.Context()) // without a timeout, because the calls take minutes under load
 	defer cancel(nil)
 	for range 64 {
 		wg.Go(func() {
-			for i := range next { // receive all, even after a failure: the test blocks on sending
+			for i := range next { // receive all values, even after a failure, because the test blocks on sending
 				addr := netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)})
 				if _, err := s.LearnNames(ctx, &policyv1.LearnNamesRequest{
 					Name: fmt.Sprintf("n%d.example.com", i), Addresses: []string{addr.String()}, Ttl: durationpb.New(time.Hour),
@@ -294,7 +294,7 @@ func TestLearnedAddressStaysWhileItsConnectionIsReported(t *testing.T) {
 		hold("192.0.2.1", "2001:db8::1")
 	}
 	s.poke()
-	s.poke() // the first call has read the clock
+	s.poke() // wait until the first call has read the clock
 	got := texts(s.learned(&policyv1.ListNamesRequest{}))
 	if want := []string{"api.example.com. 192.0.2.1,2001:db8::1"}; !slices.Equal(got, want) {
 		t.Errorf("stored: %v, want %v", got, want)

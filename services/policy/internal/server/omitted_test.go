@@ -24,7 +24,7 @@ func TestTableSaysHowManyRulesHaveNoSourceLocation(t *testing.T) {
 	for i := range 2000 {
 		fmt.Fprintf(&ports, "{ports: [{port: %d}]},", 1000+i)
 	}
-	// Equal rules of policies with long names are one rule with many sources.
+	// Equal rules of several policies become one rule with many sources. The policies have long names.
 	long := strings.Repeat(strings.Repeat("x", 62)+".", 3)
 	for i := range 8 {
 		s.apply(fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\n"+

@@ -36,7 +36,8 @@ func (s *service) watchRuleSets(token []byte) *ruleSets {
 	return &ruleSets{s: s, stream: stream, all: make(map[uint32]*policyv1.RuleSet)}
 }
 
-// until reads up to a bookmark with at least a revision. It reports whether one of the bookmarks completed the listing.
+// until reads messages up to a bookmark with at least the given revision. It reports whether one of the bookmarks
+// completed the listing.
 func (r *ruleSets) until(revision uint64) (complete bool) {
 	r.s.t.Helper()
 	for {
@@ -141,7 +142,7 @@ func TestRuleSetsReachProxies(t *testing.T) {
 			t.Errorf("%s: rule sets %v, want %v", c.rules, r.all, c.want)
 		}
 	}
-	// A second policy makes a union, and an allow rule allows everything.
+	// A second policy leads to a union, and an allow rule to a set that allows everything.
 	r.until(s.apply(to("b", "53", "serverNames: ['b.test']")).GetRevision())
 	union := &policyv1.RuleSet{Proxy: netv1.Proxy_PROXY_TLS, ServerNames: []string{"*.example.com.", "b.test."}}
 	if !r.has(union) {
@@ -154,7 +155,8 @@ func TestRuleSetsReachProxies(t *testing.T) {
 	}
 }
 
-// TestWatchOfRuleSetsContinues: a reader gets only what it missed, and all sets from another run.
+// TestWatchOfRuleSetsContinues: a reader that reconnects gets only the changes that it missed. In another run of the
+// service, it gets all sets.
 func TestWatchOfRuleSetsContinues(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -189,7 +191,8 @@ func TestWatchOfRuleSetsContinues(t *testing.T) {
 	}
 }
 
-// TestNamesThatTablesSelectReachProxies: an address of another name need not be learned.
+// TestNamesThatTablesSelectReachProxies: proxies receive the names that tables select, so that they need not learn
+// addresses of other names.
 func TestNamesThatTablesSelectReachProxies(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -227,7 +230,7 @@ func TestNamesThatTablesSelectReachProxies(t *testing.T) {
 	}
 }
 
-// TestMismatchesHaveTheirNumbers: the actions are numbered as in the API.
+// TestMismatchesHaveTheirNumbers: the numbers of the mismatch actions are those in the API.
 func TestMismatchesHaveTheirNumbers(t *testing.T) {
 	for m, want := range map[layer7.Mismatch]policyv1.HeaderMismatch{
 		layer7.Refuse:  policyv1.HeaderMismatch_HEADER_MISMATCH_UNSPECIFIED,

@@ -74,12 +74,12 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 }
 
 // Methods returns who may call which method. Root may change policies, the datapath's user may receive the tables to
-// enforce, sluice-dns may pass on what it learns, and the group may read.
+// enforce, sluice-dns may pass on the addresses that it learns, and the group may read.
 func Methods() rpc.Methods {
 	change := rpc.Limit{InFlight: 4, Waiting: 64}
 	proxies := rpc.RootAnd(instance.HTTPID, instance.DNSID)
 	read := rpc.Limit{InFlight: 16, Waiting: 128}
-	// These methods compile tables only for their answers, which is costly.
+	// These methods are costly, because they compile tables only for their answers.
 	costly := rpc.Limit{InFlight: 2, Waiting: 16}
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName:        {Access: rpc.Group()},
@@ -101,7 +101,7 @@ func Methods() rpc.Methods {
 		policyv1.PolicyService_GetPolicyTable_FullMethodName:    {Access: rpc.Group(), Limit: costly},
 		policyv1.PolicyService_WaitForRevision_FullMethodName:   {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 64, Waiting: 64}},
 		policyv1.PolicyService_Explain_FullMethodName:           {Access: rpc.Group(), Limit: costly},
-		// Diff keeps two sets of tables until its reader has received everything.
+		// Diff keeps two sets of tables in memory until its reader has received everything.
 		policyv1.PolicyService_Diff_FullMethodName:      {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 1, Waiting: 16}},
 		policyv1.PolicyService_GetStatus_FullMethodName: {Access: rpc.Group(), Limit: read},
 	}
@@ -292,7 +292,7 @@ func addressesOf(field string, texts []string) ([]netip.Addr, error) {
 func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*policyv1.ExplainResponse, error) {
 	q := port.At(port.Protocol(req.GetProtocol()), uint16(req.GetPort()))
 	if p := port.Protocol(req.GetProtocol()); !p.HasPorts() && p != port.ICMP && p != port.ICMPv6 {
-		q = port.At(p, 0) // the protocol number alone determines the verdict
+		q = port.At(p, 0) // only the protocol number affects the verdict
 	}
 	from, err := s.peerOf(ctx, "from", req.GetFrom())
 	if err != nil {
@@ -318,7 +318,7 @@ func (s *Server) Explain(ctx context.Context, req *policyv1.ExplainRequest) (*po
 	if x.DNS != nil {
 		out.Dns = lookup(x.DNS)
 		for _, m := range out.GetEgress().GetMatches() {
-			if allows, decides := x.DNS.Allows[uint16(m.GetNumber())]; decides { //nolint:gosec // as it was
+			if allows, decides := x.DNS.Allows[uint16(m.GetNumber())]; decides { //nolint:gosec // was a uint16
 				m.AllowsName = &allows
 			}
 		}

@@ -55,7 +55,7 @@ type service struct {
 	cluster addresses
 }
 
-// addresses maps addresses of a cluster to identities. While it is down, it returns peer.ErrUnresolved.
+// addresses maps addresses of a cluster to identities. While down is set, it returns peer.ErrUnresolved.
 type addresses struct {
 	known map[string]identity.Numeric
 	away  bool
@@ -307,7 +307,7 @@ func TestExplainNamesTheRuleAndItsText(t *testing.T) {
 	if !m.GetDecides() || m.GetSources()[0].GetPath() != "spec.ingress[0]" || m.GetText() != `allow from {k8s:app In "web", k8s:io.kubernetes.pod.namespace In "shop"} on TCP/5432` {
 		t.Errorf("match: %v", m)
 	}
-	// Labels need not exist, and an address alone means the world.
+	// The labels need not belong to an identity. An address without labels belongs to the world.
 	for _, c := range []struct {
 		from *policyv1.Peer
 		want policyv1.Action
@@ -382,8 +382,8 @@ spec:
 	wantCode(t, err, codes.InvalidArgument, "dns_name")
 }
 
-// TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster uses only addresses, on both sides, also while
-// sluice-identity is unavailable.
+// TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster explains connections between two addresses. Explain
+// resolves them to identities of the cluster. While sluice-identity is unavailable, it returns an error.
 func TestExplainTakesAnAddressForTheIdentityThatItHasInTheCluster(t *testing.T) {
 	s := serve(t)
 	known := maps.Clone(town)

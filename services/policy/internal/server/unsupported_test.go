@@ -78,8 +78,8 @@ func TestUnsupportedConditionsAllowNothingAndDenyAll(t *testing.T) {
 	}
 }
 
-// TestNamesWithoutDNSRuleAreNotedBesideOthers: DNS rules of accepted policies count, and the list follows changes of
-// other policies.
+// TestNamesWithoutDNSRuleAreNotedBesideOthers: the note about DNS names without a DNS rule depends on the DNS rules
+// of all accepted policies, and changes with them.
 func TestNamesWithoutDNSRuleAreNotedBesideOthers(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -128,7 +128,7 @@ func TestNamesWithoutDNSRuleAreNotedBesideOthers(t *testing.T) {
 	listed("without the rule again", 1)
 }
 
-// TestFieldWithoutEffectIsNotConverted: a text for flow logs changes no rule, so there is no warning.
+// TestFieldWithoutEffectIsNotConverted: a text for flow logs changes no rule, so the policy gets no warning.
 func TestFieldWithoutEffectIsNotConverted(t *testing.T) {
 	s := serve(t)
 	s.know(town)

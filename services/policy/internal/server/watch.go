@@ -79,8 +79,8 @@ func (s *Server) WatchPolicyTables(conn tables) error {
 	}, &answers)
 }
 
-// message converts a message. enforced is the state that the subscriber has enforced before; nil if it has not sent
-// one.
+// message converts a message. enforced is the state that the subscriber enforced before it connected; nil if the
+// subscriber has not sent one.
 func (s *Server) message(m stream.Message, enforced *policyv1.EnforcedState) *policyv1.WatchPolicyTablesResponse {
 	incarnation := s.Owner.Incarnation()
 	out := &policyv1.WatchPolicyTablesResponse{

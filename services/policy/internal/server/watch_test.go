@@ -38,7 +38,7 @@ type replica struct {
 	classes map[uint32]string
 	tables  map[uint64]*table.Table
 	bound   map[uint32]*[2]*uint64
-	binds   map[uint32]*policyv1.BindSubject // the last ingress one
+	binds   map[uint32]*policyv1.BindSubject // the last binding on ingress
 }
 
 func newReplica() *replica {
@@ -284,7 +284,7 @@ func (f *follower) take(m *policyv1.WatchPolicyTablesResponse) error {
 	return nil
 }
 
-// look calls at with the lock held, and releases it even if the test ends.
+// look calls at while it holds the lock. It releases the lock even if at ends the test.
 func (f *follower) look(at func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -346,7 +346,7 @@ func TestSubscriberGetsSnapshotThenChanges(t *testing.T) {
 	if b := f.binds[301]; b.GetPolicyRevision() != 1 || b.GetRules()[0].GetSources()[0].GetName() != "db" {
 		t.Errorf("bind: %v", b)
 	}
-	// A later identity gets its tables when it appears.
+	// An identity that appears later gets its tables then.
 	s.know(map[uint32]string{999: "k8s:app=late " + namespaceLabel + "shop"})
 	f.until("tables of 999", func() bool { return f.bound[999] != nil && f.bound[999][1] != nil })
 	// Other subjects.
@@ -423,8 +423,8 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 			}
 			f.send(&policyv1.WatchPolicyTablesRequest{Message: &policyv1.WatchPolicyTablesRequest_Subjects{Subjects: &policyv1.SubjectChange{Add: next, Remove: gone}}})
 		}
-		// An acknowledged message has been applied, so the replica is idle then. The change of subjects, which has no
-		// answer, comes earlier in the same stream.
+		// An acknowledged message was applied, so the replica does not change now. The change of subjects has no
+		// answer, but precedes the acknowledgement in the same stream.
 		revision := s.apply(marker(step)).GetRevision()
 		s.ordered(f)
 		if _, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: revision}); err != nil {
@@ -476,13 +476,13 @@ func TestReplicaOfTheStreamAnswersLikeTheService(t *testing.T) {
 	}
 }
 
-// marker is a policy that selects no endpoint and changes with each step.
+// marker returns a policy that selects no endpoint and whose text depends on the step.
 func marker(step int) string {
 	return fmt.Sprintf("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: marker, namespace: nowhere}\nspec: {podSelector: {matchLabels: {step: 's%d'}}}\n", step)
 }
 
-// ordered waits until the service has processed everything that the follower sent, by means of a location, which
-// counts as a change.
+// ordered waits until the service has processed everything that the follower has sent. For this, the follower adds a
+// location, which the service counts as a change.
 func (s *service) ordered(f *follower) {
 	s.t.Helper()
 	before := f.addressRevision()
@@ -567,7 +567,7 @@ func TestSlowSubscriberIsDisconnectedAndStartsAnew(t *testing.T) {
 	s.watch(subscribe("datapath", 301)).snapshot()
 }
 
-// manyRules returns a policy whose table fills a message; each i gives another policy.
+// manyRules returns a policy whose table fills a message. Each i gives a different policy.
 func manyRules(i int) string {
 	var b strings.Builder
 	b.WriteString("apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db, namespace: shop}\nspec:\n  podSelector: {matchLabels: {app: db}}\n  ingress:\n")
@@ -592,7 +592,7 @@ func (s *service) stuck(name string, subjects ...uint32) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	// It may already have been disconnected again.
+	// The subscriber may have been disconnected again already.
 	s.eventually(name+" is known", func(st *policyv1.GetStatusResponse) bool {
 		return slices.ContainsFunc(st.GetSubscribers(), func(x *policyv1.SubscriberStatus) bool { return x.GetName() == name })
 	})
@@ -614,7 +614,7 @@ func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
 	var revision uint64
 	for i := range 30 {
 		revision = s.apply(manyRules(i)).GetRevision()
-		// The other subscriber is never delayed.
+		// The subscriber that reads is not delayed.
 		f.until("the change", func() bool { return f.barrier.GetPolicyRevision() == revision })
 	}
 	s.eventually("disconnected", gone("stuck"))
@@ -626,8 +626,8 @@ func TestSubscriberThatNeverReadsIsDisconnected(t *testing.T) {
 	}
 }
 
-// TestSubscriberThatTakesNothingIsDisconnected: a subscriber that stays below all size limits is disconnected after a
-// time.
+// TestSubscriberThatTakesNothingIsDisconnected: a subscriber reads nothing, but stays below all size limits. It is
+// disconnected after a time.
 func TestSubscriberThatTakesNothingIsDisconnected(t *testing.T) {
 	s := serve(t, func(c *owner.Config) { c.Stream.Stall = 50 * time.Millisecond })
 	s.know(town)
@@ -656,7 +656,7 @@ func TestWaitForRevisionWaitsForTheAcknowledgement(t *testing.T) {
 	defer cancel()
 	_, err := s.WaitForRevision(short, &policyv1.WaitForRevisionRequest{Revision: 1})
 	wantCode(t, err, codes.DeadlineExceeded, "")
-	// Nothing waits for subjects that the subscriber does not have.
+	// WaitForRevision does not wait if no subscriber has the subjects.
 	if _, err := s.WaitForRevision(s.ctx(), &policyv1.WaitForRevisionRequest{Revision: 1, Subjects: []uint32{302}}); err != nil {
 		t.Errorf("other subjects: %v", err)
 	}
@@ -676,8 +676,8 @@ func TestWaitForRevisionWaitsForTheAcknowledgement(t *testing.T) {
 	}
 }
 
-// TestNothingWaitsForSubscribersThatOnlyWatch: a debugging session with grpcurl, which sets no role, is connected in
-// addition to the datapath.
+// TestNothingWaitsForSubscribersThatOnlyWatch: a debugging session with grpcurl, which sends no role, is connected in
+// addition to the datapath. Calls wait only for the datapath.
 func TestNothingWaitsForSubscribersThatOnlyWatch(t *testing.T) {
 	s := serve(t)
 	s.know(town)
@@ -724,7 +724,8 @@ func TestSubscriberThatWatchesStaysConnectedWithoutAcknowledging(t *testing.T) {
 	}
 }
 
-// TestDatapathThatSaysNoRoleIsWaitedFor: a datapath of an earlier version does not send its role.
+// TestDatapathThatSaysNoRoleIsWaitedFor: calls wait for a datapath of an earlier version, which does not send its
+// role.
 func TestDatapathThatSaysNoRoleIsWaitedFor(t *testing.T) {
 	s := serve(t)
 	s.know(town)

@@ -24,7 +24,7 @@ func TestWorkloadsWithoutKubernetesAreSelected(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name, manifest string
-		pass           []uint32 // identities that reach db
+		pass           []uint32 // identities that may connect to db
 	}{
 		{
 			"the selectors of a cluster-wide policy", `apiVersion: cilium.io/v2
@@ -126,7 +126,7 @@ spec:
 					s.start()
 				}
 			}
-			// Added labels are not labels of the workload.
+			// Labels that sluice-policy adds are not labels of the workload.
 			is := func(labels []*workloadv1.Label, app string) bool {
 				return len(labels) == 1 && proto.Equal(labels[0], &workloadv1.Label{Source: "cni", Key: "app", Value: app})
 			}

@@ -18,7 +18,8 @@ func TestSourcesHaveOneRowEach(t *testing.T) {
 	}
 }
 
-// TestPropertiesOfASourceAgree: package owner does not support all combinations of properties.
+// TestPropertiesOfASourceAgree: package owner supports only some combinations of properties; every source has one of
+// these.
 func TestPropertiesOfASourceAgree(t *testing.T) {
 	for _, s := range All() {
 		switch {

@@ -16,7 +16,7 @@ import (
 
 func TestStreamKeepsTheContractOfDesiredState(t *testing.T) {
 	desiredtest.Run(t, func(*testing.T) desiredtest.Service {
-		// Small limits, so that a few changes exceed them.
+		// Use small limits, so that a few changes exceed them.
 		return &contract{
 			log:    NewLog(Limits{Message: 150, Resume: 1500, Behind: 2000, Unacked: 100}),
 			tables: make(map[identity.Numeric]policytable.ID),
@@ -24,8 +24,8 @@ func TestStreamKeepsTheContractOfDesiredState(t *testing.T) {
 	})
 }
 
-// contract adapts the log with the tables of the engine. An object is a subject, and its value is the table for
-// ingress.
+// contract adapts the log to the contract test, with tables of the engine. An object is a subject, and its value is
+// its ingress table.
 type contract struct {
 	log      *Log
 	tables   map[identity.Numeric]policytable.ID

@@ -20,8 +20,8 @@ var ErrHeld = errors.New("an earlier state stays enforced")
 type Goal struct {
 	Barrier Barrier         // its policy and address revisions
 	Current uint64          // policy revision at the start of the wait
-	Who     map[string]bool // enforcing subscribers by name, and whether to wait for each
-	// Subjects limits the refusals that end the wait; none: all subjects.
+	Who     map[string]bool // enforcing subscribers by name; true: wait for the subscriber
+	// Subjects are the subjects whose refused tables end the wait; none: all subjects.
 	Subjects []identity.Numeric
 }
 
@@ -29,14 +29,14 @@ type Goal struct {
 type Progress struct {
 	Revision uint64             // policy revision that all awaited subscribers enforce
 	Store    peer.StoreRevision // revision of the identities that they have; zero: unknown, or several stores
-	// Disconnected contains the enforcing subscribers that are disconnected. Enforcing contains the connected ones
-	// that the wait includes and that enforce the goal.
+	// Disconnected contains the enforcing subscribers that are disconnected. Enforcing contains the connected
+	// subscribers that the caller waits for and that have reached the goal.
 	Disconnected, Enforcing []string
 }
 
 // Reached returns the progress of the subscribers, and whether all connected subscribers for which the caller waits
-// have reached the goal. It returns ErrRefused if one of them refused a table, and ErrHeld if one waits for a
-// confirmation: waiting longer does not help.
+// have reached the goal. It returns ErrRefused if one of these subscribers refused a table, and ErrHeld if one waits
+// for a confirmation, because waiting longer would not help.
 func (g Goal) Reached(states []State) (Progress, bool, error) {
 	out := Progress{Revision: g.Current}
 	waiting, connected := false, make(map[string]bool)

@@ -5,7 +5,7 @@ package stream
 
 import "slices"
 
-// StateID names a policy state. It is created with the state directory and never changes.
+// StateID identifies a policy state. It is created with the state directory and never changes.
 type StateID [16]byte
 
 // PolicyState is the policy state to which a barrier's revision belongs. It is immutable once it is in a barrier.
@@ -26,14 +26,15 @@ func (s *PolicyState) Equal(o *PolicyState) bool {
 
 // Names of inputs, other than sources of policies, for which a state may wait.
 const (
-	// Identities: without identities the tables include no peers, and a confirmation does not help.
+	// Identities stands for the listing of identities. Without identities, tables include no peers. A confirmation
+	// does not end this wait.
 	Identities = "identity"
 	// Unknown replaces the names of unknown sources.
 	Unknown = "unknown sources"
 )
 
-// Incomplete returns the inputs that the state still waits for: the identities, and the sources in had, from which
-// policies were enforced before.
+// Incomplete returns the inputs that the state still waits for: the identities, and sources. had lists the sources
+// whose policies the subscriber enforced before.
 func (s *PolicyState) Incomplete(had []string) []string {
 	out := []string{}
 	need := func(source string) {

@@ -6,9 +6,9 @@
 //
 // A Log has one writer, the owner of the engine, and a Session per connected subscriber. There is no queue per session:
 // a session is a position in the log. A subscriber is disconnected if it falls so far behind that the log no longer
-// contains its position. It is also disconnected if it neither takes nor acknowledges a message for too long, even
-// while a message is being sent to it. Numbers are specific to a subscriber, because they also count the messages of
-// snapshots, which only one subscriber receives. Within a run of the service, numbers never decrease.
+// contains its position. It is also disconnected if for too long it reads no message or acknowledges none, even while
+// the service is blocked in sending a message to it. Each subscriber has its own numbers, because they also count the
+// messages of its snapshots. Within a run of the service, numbers never decrease.
 package stream
 
 import (
@@ -51,7 +51,7 @@ type Message struct {
 	Steps    []policytable.Step
 	Revision uint64   // policy revision of the bindings in it
 	Complete bool     // the last of a snapshot
-	Barrier  *Barrier // after the steps; nil within a change
+	Barrier  *Barrier // valid after the steps; nil if further messages of the change follow
 }
 
 // Limits limit the amount of data that the log keeps. Weights are approximate sizes of messages in bytes.
@@ -60,8 +60,8 @@ type Limits struct {
 	Resume  int // weight kept for subscribers that may reconnect
 	Behind  int // weight by which a connected subscriber may be behind
 	Unacked int // number of unacknowledged barriers
-	// Stall is the maximum time for which a connected subscriber may take no message although one waits, or
-	// acknowledge nothing although a barrier is unacknowledged. 0: 30 s.
+	// Stall is the maximum time for which a connected subscriber may leave messages unread, or barriers
+	// unacknowledged. 0 means 30 s.
 	Stall time.Duration
 }
 
@@ -112,7 +112,7 @@ type mark struct {
 	barrier Barrier
 }
 
-// reach records that everything up to a number is enforced.
+// reach records that the subscriber enforces everything up to a number.
 func (p *position) reach(seq uint64) {
 	p.acked = max(p.acked, seq)
 	n := 0
@@ -126,7 +126,7 @@ func (p *position) reach(seq uint64) {
 // refused contains the tables that a subscriber has refused.
 type refused map[Refused]Refusal
 
-// Hold is the reason for which a subscriber continues to enforce an earlier state.
+// Hold is the reason why a subscriber still enforces an earlier state.
 type Hold struct {
 	Revision uint64 // the enforced revision
 	Reason   string
@@ -199,7 +199,7 @@ func (l *Log) Append(steps []policytable.Step, b Barrier) {
 	}
 	for _, s := range l.sessions {
 		if !s.works() {
-			s.moved = time.Now() // from now on there is a message to take
+			s.moved = time.Now() // the session had no messages until now
 		}
 	}
 	l.change++
@@ -276,16 +276,16 @@ type Session struct {
 	snapshot []Message // messages still to be sent
 	next     uint64    // position in the log
 	pos      position
-	busy     bool      // its last message is still being sent: Next has not been called since
-	moved    time.Time // when it took the last message, or when the first one became available
-	heard    time.Time // when it last acknowledged, or when the first later barrier was sent
+	busy     bool      // the last message is still being sent, because Next was not called since
+	moved    time.Time // when the subscriber took the last message, or when a first message became available
+	heard    time.Time // when the subscriber last acknowledged, or when the first barrier after that was sent
 	hold     *Hold     // nil if it does not hold
-	released uint64    // lowest number for which a Hold is accepted
+	released uint64    // lowest number for which Hold has an effect, see Release
 	err      error     // why the session ended
 	ended    chan struct{}
 }
 
-// works reports whether there are messages that the subscriber has not taken.
+// works reports whether there are messages that the subscriber has not read.
 func (s *Session) works() bool {
 	return s.busy || len(s.snapshot) > 0 || s.next < s.log.first+uint64(len(s.log.entries))
 }
@@ -300,8 +300,8 @@ func (s *Session) Err() error {
 	return s.err
 }
 
-// Check disconnects the subscriber if, for Limits.Stall, it has taken no message although one waits, or has
-// acknowledged nothing although a barrier is unacknowledged. It returns the time until the next check.
+// Check disconnects the subscriber if, for Limits.Stall, it has left messages unread or barriers unacknowledged. It
+// returns the time until the next check.
 func (s *Session) Check() time.Duration {
 	l := s.log
 	l.mu.Lock()
@@ -333,9 +333,9 @@ type Subscriber struct {
 	Seq         uint64
 }
 
-// Subscribe connects a subscriber. If it was connected in this run and its number is still known, it resumes; otherwise
-// snapshot is called to get the whole state. The caller must be the log's writer, so that no entry is added meanwhile.
-// An existing session with the same name ends.
+// Subscribe connects a subscriber. If the log still contains the messages after the subscriber's number, the
+// subscriber resumes. Otherwise Subscribe calls snapshot to get the whole state. The caller must be the log's writer,
+// so that no entry is added meanwhile. An existing session with the same name ends.
 func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable.Step) (s *Session, resumed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -349,7 +349,7 @@ func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable
 	delete(l.away, name)
 	if known && in == l.incarnation && seq >= p.floor && seq <= p.sent && seq-p.offset+1 >= l.first {
 		s.pos, s.next = p, seq-p.offset+1
-		s.pos.reach(seq) // the subscriber has reported this number itself
+		s.pos.reach(seq) // cannot fail: the subscriber has reported this number itself
 		s.pos.sent, s.pos.marks = seq, nil
 		resumed = true
 	} else {
@@ -370,7 +370,7 @@ func (l *Log) Subscribe(who Subscriber, b Barrier, snapshot func() []policytable
 	return s, resumed
 }
 
-// end ends a session and keeps its position.
+// end ends a session and keeps the position of its subscriber.
 func (l *Log) end(s *Session, why error) {
 	if s.err != nil {
 		return
@@ -450,7 +450,7 @@ func (s *Session) take() (m Message, ok bool, err error) {
 	return m, true, nil
 }
 
-// Ack records that everything up to the number is enforced.
+// Ack records that the subscriber enforces everything up to the number.
 func (s *Session) Ack(seq uint64) error {
 	l := s.log
 	l.mu.Lock()
@@ -496,8 +496,8 @@ func (s *Session) Hold(seq uint64, h Hold) error {
 	return nil
 }
 
-// RefuseMessage records that the message contains a step that the subscriber does not know. The subscriber continues to
-// enforce the last acknowledged state; as with a hold, callers do not wait for it.
+// RefuseMessage records that the message contains a step that the subscriber does not know. The subscriber continues
+// to enforce the last acknowledged state. As after Hold, callers do not wait for the subscriber.
 func (s *Session) RefuseMessage(seq uint64, reason string) error {
 	s.log.mu.Lock()
 	enforced := s.pos.at.Policy
@@ -505,8 +505,8 @@ func (s *Session) RefuseMessage(seq uint64, reason string) error {
 	return s.Hold(seq, Hold{Revision: enforced, Reason: reason})
 }
 
-// Release clears all holds, because the next entry makes the subscribers enforce the current state. Later reports of
-// holds that concern earlier entries are ignored.
+// Release clears all holds, because the next entry makes the subscribers enforce the current state. If a subscriber
+// then reports a hold for an earlier entry, the report is ignored.
 func (l *Log) Release() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -602,7 +602,7 @@ func Weight(ev policytable.Step) int {
 	return 48
 }
 
-// classes returns the approximate size of classes in a message.
+// classes returns the approximate size of peer classes in a message.
 func classes(list []policytable.Ranges) int {
 	w := 4 * len(list)
 	for _, ranges := range list {

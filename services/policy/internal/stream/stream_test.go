@@ -56,8 +56,8 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 	seed := [2]uint64{rand.Uint64(), rand.Uint64()}
 	r := rand.New(rand.NewPCG(seed[0], seed[1]))
 	t.Logf("seed %v", seed)
-	// Small enough that every seed disconnects about 50 subscribers or more: a session lasts a few changes here, and
-	// would often survive larger limits.
+	// These limits are so small that every seed disconnects about 50 subscribers or more. A session of this test
+	// lasts only a few changes, so larger limits would rarely disconnect one.
 	limits := Limits{Message: 150, Resume: 1500, Behind: 2000, Unacked: 5}
 	l := NewLog(limits)
 	truth, revision := world{}, uint64(0)
@@ -92,7 +92,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 				anew++
 				who.fresh = world{}
 			}
-		case 3: // disconnects, or is removed
+		case 3: // the reader disconnects, or is removed
 			if who.session == nil {
 				continue
 			}
@@ -101,7 +101,7 @@ func TestReadersThatComeAndGoSeeTheSame(t *testing.T) {
 			if r.IntN(4) == 0 {
 				who.in, who.seq = Incarnation{}, 0
 			}
-		default: // reads, and acknowledges most of the time
+		default: // the reader reads, and acknowledges most of the time
 			if who.session == nil {
 				continue
 			}
@@ -203,8 +203,8 @@ func ended(s *Session) error {
 	}
 }
 
-// TestSubscriberThatIsTooFarBehindIsDisconnectedWhileItIsSentAMessage: a subscriber that does not read blocks the
-// service in Send, so Next is not called.
+// TestSubscriberThatIsTooFarBehindIsDisconnectedWhileItIsSentAMessage: a subscriber does not read, so the service is
+// blocked in Send and does not call Next. The subscriber is disconnected nevertheless.
 func TestSubscriberThatIsTooFarBehindIsDisconnectedWhileItIsSentAMessage(t *testing.T) {
 	l := NewLog(Limits{Message: 1000, Resume: 1000, Behind: 5000, Unacked: 100})
 	s, _ := l.Subscribe(Subscriber{Name: "a"}, Barrier{}, world{}.snapshot)
@@ -248,20 +248,20 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 	}{
 		"takes nothing": {func(*testing.T, *Log, *Session) {}, "it took no message for 1m0s"},
 		"does not take a change that comes late": {func(t *testing.T, l *Log, s *Session) {
-			s.Ack(take(t, s)) //nolint:errcheck // it was sent
+			s.Ack(take(t, s)) //nolint:errcheck // cannot fail: the number was sent
 			s.take()          //nolint:errcheck // nothing
 			time.Sleep(10 * stall)
 			l.Append(bound(1), Barrier{Policy: 1})
 		}, "it took no message for 1m0s"},
 		"is in one send": {func(t *testing.T, _ *Log, s *Session) {
-			s.Ack(take(t, s)) //nolint:errcheck // it was sent
+			s.Ack(take(t, s)) //nolint:errcheck // cannot fail: the number was sent
 		}, "it took no message for 1m0s"},
 		"reads and does not acknowledge": {func(t *testing.T, _ *Log, s *Session) {
 			take(t, s)
 			s.take() //nolint:errcheck // nothing
 		}, "it acknowledged nothing for 1m0s"},
 		"acknowledged everything": {func(t *testing.T, _ *Log, s *Session) {
-			s.Ack(take(t, s)) //nolint:errcheck // it was sent
+			s.Ack(take(t, s)) //nolint:errcheck // cannot fail: the number was sent
 			s.take()          //nolint:errcheck // nothing
 		}, ""},
 		"is slow and goes on": {func(t *testing.T, l *Log, s *Session) {
@@ -305,7 +305,8 @@ func TestSubscriberThatStallsIsDisconnectedInTime(t *testing.T) {
 	}
 }
 
-// TestSubscriberOfAnotherRunBeginsAnew: a sequence number of one run may happen to be valid in another run.
+// TestSubscriberOfAnotherRunBeginsAnew: a subscriber reports a number of an earlier run, which is also valid in this
+// run. It gets a snapshot.
 func TestSubscriberOfAnotherRunBeginsAnew(t *testing.T) {
 	for what, in := range map[string]func(*Log) Incarnation{
 		"of this run": (*Log).Incarnation, "of another run": func(*Log) Incarnation { return Incarnation{9} }, "of none": func(*Log) Incarnation { return Incarnation{} },

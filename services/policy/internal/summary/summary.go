@@ -38,7 +38,7 @@ type Status struct {
 	// Problems contains the first problems, and one entry with the number of the others.
 	Problems     []Problem
 	ProblemCount int
-	// WaitsFor lists the sources for which subscribers wait, so that they are not served yet.
+	// WaitsFor lists the incomplete sources. Subscribers get no tables until these sources are complete.
 	WaitsFor []string
 	// Skipped lists documents of files that are not policies.
 	Skipped []string
@@ -60,8 +60,8 @@ type Problem struct {
 	Text string // one line
 }
 
-// MaxProblems limits the number of listed problems, because every file of a directory may have one, and a status must
-// fit into a message.
+// MaxProblems limits the number of listed problems, because every file of a directory may have a problem, and the
+// status must fit into a message.
 const MaxProblems = 100
 
 // SourceStatus is the state of a source.
@@ -82,7 +82,7 @@ type SubscriberStatus struct {
 	Store     peer.StoreRevision // revision of the identities that it enforces
 	Behind    uint64
 	Refusals  []string
-	Held      string    // reason for which it continues to enforce an earlier state
+	Held      string    // why the subscriber still enforces an earlier state
 	Forgotten time.Time // when the subscriber is removed, unless it reconnects
 }
 

@@ -7,7 +7,7 @@
 // A Table evaluates one direction of one subject. A peer is classified twice: by identity (identity → identity class
 // → class) and by address (longest prefix → class per scope). A class is a total, sorted list of intervals of
 // protocol and port. The value of an interval holds two rule numbers: the best rule of the Admin tier and the best
-// rule of the other tiers. For each slot, the lower number of the two classes wins.
+// rule of the other tiers. Of the values of the two classes, the lower Admin number and the lower other number apply.
 package table
 
 import (
@@ -58,7 +58,7 @@ func (v Value) Admin() uint16 { return uint16(v >> 16) }
 // Rest returns the number of the rule of the other tiers, or NoRest.
 func (v Value) Rest() uint16 { return uint16(v) }
 
-// Better returns the lower number for each slot.
+// Better returns the lower of the two Admin numbers and the lower of the two other numbers.
 func (v Value) Better(w Value) Value {
 	return MakeValue(min(v.Admin(), w.Admin()), min(v.Rest(), w.Rest()))
 }
@@ -75,8 +75,8 @@ const Fanout = 16
 // child marks a node's value as the index of another node.
 const child = 1 << 31
 
-// Node is a node of the tree of intervals. The first entry whose Hi is at least the point applies. Unused entries
-// repeat the last one.
+// Node is a node of the tree of intervals. The first entry with a Hi not below the point applies. Unused entries
+// repeat the last used entry.
 type Node struct {
 	Hi    [Fanout]uint32
 	Value [Fanout]uint32
@@ -232,7 +232,7 @@ func (t *Table) Definition(id policytable.ID, hash [32]byte) policytable.DefineT
 	return out
 }
 
-// Ranges returns the classes from number from on, without the points for which no rule exists.
+// Ranges returns the classes with number from and above, without the points that no rule matches.
 func (t *Table) Ranges(from int) []policytable.Ranges {
 	out := make([]policytable.Ranges, 0, len(t.Classes)-from)
 	for class := from; class < len(t.Classes); class++ {
@@ -378,8 +378,8 @@ func (b *Prefixes) All(f func(netip.Prefix, policytable.PrefixClasses)) {
 // Builder adds classes to a table; equal nodes and equal lists are stored once. A table may keep its builder to grow.
 //
 // The stream contains only lists, from which the datapath builds trees. The engine builds the same trees for two
-// reasons. Lookup, which Explain and Diff use, must search them as the eBPF programs do. And a policy must be rejected
-// when it is applied if its tables have more nodes than the kernel's capacity.
+// reasons. Lookup, which Explain and Diff use, must search trees in the same way as the eBPF programs. And a policy
+// must be rejected when it is applied if its tables have more nodes than the kernel's capacity.
 type Builder struct {
 	nodes map[Node]uint32
 	class map[uint32]policytable.Class

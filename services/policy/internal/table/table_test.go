@@ -93,8 +93,8 @@ func TestTheLongestPrefixCounts(t *testing.T) {
 	}
 }
 
-// TestPassOnOneSideDecidesForBoth: a pass rule on one side hides lower Admin rules of the other side, and no other
-// rules.
+// TestPassOnOneSideDecidesForBoth: the identity side and the address side are evaluated together. A pass rule on one
+// side hides Admin rules with higher numbers on the other side, and no other rules.
 func TestPassOnOneSideDecidesForBoth(t *testing.T) {
 	tbl := &Table{Rules: []policytable.Rule{
 		{Action: policytable.Pass, Tier: policytable.Admin},

@@ -68,8 +68,9 @@ func (d *Discovery) Look(ctx context.Context) (kinds []string, all bool, err err
 	return kinds, all, nil
 }
 
-// resources queries the API groups that have policies. It returns, for each of their resources, including unknown ones,
-// the versions that the API server serves, and the groups for which the query failed.
+// resources queries the API groups that have policies. For each resource in these groups, including resources that
+// Sluice does not know, it returns the versions that the API server serves. It also returns the groups for which the
+// query failed.
 func (d *Discovery) resources(ctx context.Context) (served map[string][]string, failed map[string]error) {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()

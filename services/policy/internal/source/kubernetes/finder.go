@@ -16,22 +16,22 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// absences is the number of consecutive queries that must not find a kind before its policies are deleted. An API
-// server that is starting does not list all its kinds at once.
+// absences is the number of consecutive queries without a kind after which its policies are deleted. A single query
+// is not enough, because an API server that is starting does not list all its kinds at once.
 const absences = 3
 
 // Minimum intervals between two queries of a finder.
 const (
 	again = 5 * time.Second // after a failure, or when a kind is missing
-	// while no other process queries for all; longer in clusters of more than 300 nodes
+	// The interval while no other process queries for all processes. It is longer in clusters of more than 300 nodes.
 	rescan    = 30 * time.Second
-	published = 20 * time.Minute // while another process queries for all
+	published = 20 * time.Minute // while another process queries for all processes
 	// announcements is the minimum interval between handling two changes that another process has published.
 	announcements = time.Second
 )
 
-// finder queries which kinds the API server has. It repeats this until each kind is watched in its preferred version,
-// and again whenever a watched kind is no longer found.
+// finder queries which kinds the API server has. It repeats the query until each kind is watched in its preferred
+// version, and whenever the API server no longer knows a watched kind.
 type finder struct {
 	source    *Source
 	client    *http.Client
@@ -44,7 +44,7 @@ type finder struct {
 
 	events chan struct{} // contains a token after announced has changed
 	mu     sync.Mutex
-	// announced contains the last published kinds; known is false as long as no process has published kinds.
+	// announced contains the last published kinds; known is false until a process has published kinds.
 	announced []string // guarded by mu
 	known     bool     // guarded by mu
 }
@@ -70,7 +70,7 @@ func (f *finder) run(ctx context.Context) {
 		}
 		if wait := f.pause(failing); wait > 0 {
 			wait += time.Duration(f.jitter * float64(wait/2))
-			// changes of the published kinds do not delay the query
+			// A change of the published kinds must not delay the query.
 			due = time.After(time.Until(f.looked.Add(wait)))
 			if wait < again*2 {
 				wake = nil
@@ -91,7 +91,7 @@ func (f *finder) run(ctx context.Context) {
 	}
 }
 
-// again queries the kinds, and watches those that exist. It reports whether a query failed.
+// again queries the kinds, and watches the kinds that exist. It reports whether a query failed.
 func (f *finder) again(ctx context.Context) (failing bool) {
 	served, failed := f.discovery.resources(ctx)
 	f.looked, f.jitter = time.Now(), rand.Float64()
@@ -123,8 +123,8 @@ func (f *finder) told(kinds []string, known bool) {
 	}
 }
 
-// adopt changes the watched version of a kind if a more preferred one was published. It ends no watch, because a kind
-// that was not published may still exist; only a query of the API server can show that it does not.
+// adopt switches the watch of a kind to a more preferred version that was published. It ends no watch because a kind
+// was not published: only a query of the API server can show that the kind does not exist.
 func (f *finder) adopt(ctx context.Context) {
 	f.mu.Lock()
 	announced := f.announced
@@ -187,10 +187,10 @@ func (f *finder) watchBest(ctx context.Context, k *watched, served []string) {
 		k.end()
 		k.absent = 0
 		k.joint.Failed(k.resource, fmt.Errorf("the API server has it only in %s, which Sluice does not support: "+
-			"only the policies from before are enforced", strings.Join(served, ", ")))
+			"only the policies that were read before are enforced", strings.Join(served, ", ")))
 		return
 	}
-	// A kind that was never watched has no policies to delete, so one query is enough.
+	// A kind that was never watched has no policies to delete, so a single query is enough.
 	if k.absent++; k.absent >= absences || k.version == "" && len(k.keys) == 0 {
 		k.absent = absences
 		if n := k.gone(); n > 0 {

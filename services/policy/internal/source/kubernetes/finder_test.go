@@ -29,7 +29,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
-// api is an API server with kinds but without objects.
+// api is an API server that has kinds but no objects.
 type api struct {
 	*httptest.Server
 	mu    sync.Mutex
@@ -98,7 +98,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// board is a Kinds of one cluster.
+// board is a Kinds that several sources of one cluster share.
 type board struct {
 	mu        sync.Mutex
 	kinds     []string                     // guarded by mu
@@ -128,7 +128,7 @@ func (b *board) set(kinds []string, published bool) {
 	}
 }
 
-// nothing implements Sink without policies.
+// nothing is a Sink that has no policies.
 type nothing struct{}
 
 func (nothing) Apply(context.Context, watch.Changes[policy.Key, policy.Written]) error { return nil }
@@ -165,7 +165,7 @@ func (l *logged) has(words ...string) bool {
 	return false
 }
 
-// client returns a client of an API server; nil: of no server.
+// client returns a client of an API server. If server is nil, the client can reach no server.
 func client(t *testing.T, server *httptest.Server) *kube.Client {
 	t.Helper()
 	dir, url, ca := t.TempDir(), "https://192.0.2.1:6443", []byte(nil)
@@ -230,8 +230,7 @@ func TestKindsThatOneProcessFindsAreWatchedByTheOthers(t *testing.T) {
 	}
 }
 
-// TestDiscoveryNamesTheKindsOfPolicy: discovery returns the kinds of policy and no others, and reports when no kind is
-// missing.
+// TestDiscoveryNamesTheKindsOfPolicy: Look returns only kinds of policy. all is true only if no kind is missing.
 func TestDiscoveryNamesTheKindsOfPolicy(t *testing.T) {
 	a := &api{}
 	a.set("apps/v1/deployments", "cilium.io/v2/ciliumcidrgroups", "cilium.io/v2/ciliumnodes")
@@ -272,7 +271,7 @@ func TestPauseBetweenLooksFitsTheCluster(t *testing.T) {
 			t.Errorf("%s: %s, want %s", what, got, want)
 		}
 	}
-	// The number of Nodes is unknown: it may be 5,000.
+	// If the number of Nodes is unknown, assume 5,000.
 	want("no process looks for all", false, 500*time.Second)
 	want("a look failed", true, again)
 	f.told([]string{"g/v1/k"}, true)

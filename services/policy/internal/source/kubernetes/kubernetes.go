@@ -7,8 +7,8 @@
 // Each kind is listed and watched separately, in the most preferred version that the server has. Kinds may appear and
 // disappear while the source runs. Objects are passed on as text; the source keeps none.
 //
-// The source passes the server's text on including unknown fields. It never requests a listing that may be older than a
-// state that any server has reported, because a policy that is missing in such a listing would count as deleted.
+// The text that the source passes on includes unknown fields. The source never requests a list that may be older than
+// a state that any API server has reported. A policy that is missing in such a list would count as deleted.
 package kubernetes
 
 import (
@@ -41,8 +41,8 @@ type Source struct {
 	log  *slog.Logger
 	// Records means that the source adds a Record to each object. It must be set before Run.
 	Records bool
-	// Kinds delivers the kinds that one process has found for all processes by frequent queries. If it is nil, this
-	// process queries the API server itself. It must be set before Run.
+	// Kinds delivers the kinds that another process has found by frequent queries, on behalf of all processes. If it
+	// is nil, this process queries the API server itself. It must be set before Run.
 	Kinds Kinds
 
 	mu    sync.Mutex
@@ -52,7 +52,7 @@ type Source struct {
 
 // Kinds delivers the kinds that the API server has, as group/version/resource.
 type Kinds interface {
-	// Watch calls told with the published kinds at first and after every change, until ctx ends. published is false
+	// Watch calls told with the published kinds, and again after every change, until ctx ends. published is false
 	// while the kinds are unknown.
 	Watch(ctx context.Context, told func(kinds []string, published bool))
 }
@@ -88,7 +88,7 @@ func (s *Source) trigger() {
 	}
 }
 
-// takeAgain returns the kinds to list again.
+// takeAgain returns the kinds to list again, and clears them.
 func (s *Source) takeAgain() map[string]struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()

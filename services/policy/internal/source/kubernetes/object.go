@@ -17,8 +17,8 @@ import (
 )
 
 // object is an object as the API server sends it. Of the metadata, it keeps only the fields that a reflector and a
-// policy need. Outside of the metadata, it keeps all fields except status, including unknown ones, because one of them
-// may narrow a rule.
+// policy need. Outside of the metadata, it keeps all fields except status. This includes unknown fields, because an
+// unknown field may narrow a rule.
 type object struct {
 	metav1.TypeMeta
 	metav1.ObjectMeta
@@ -68,8 +68,8 @@ func (o *object) DeepCopyObject() runtime.Object {
 	return &out
 }
 
-// written returns the object as the text of a manifest. Objects with the same spec and labels have the same text,
-// whatever else the API server reports about them.
+// written returns the object as the text of a manifest. The text depends only on the spec and the labels, and not on
+// other data that the API server reports.
 func (o *object) written(kind, version string) policy.Written {
 	metadata := map[string]any{"name": o.Name}
 	if o.Namespace != "" {

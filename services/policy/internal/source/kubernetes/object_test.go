@@ -65,7 +65,7 @@ func TestVectorsAsObjectsAreThePoliciesOfTheirManifests(t *testing.T) {
 	look := func(raw []byte) {
 		docs, err := manifest.Parse(raw)
 		if err != nil || len(docs) != 1 || !policy.IsKind(docs[0].APIVersion, docs[0].Kind) || known[string(raw)] {
-			return // not an object; vectors have such manifests, too
+			return // not an object: some vectors have such manifests
 		}
 		known[string(raw)] = true
 		doc := docs[0]
@@ -87,7 +87,7 @@ func TestVectorsAsObjectsAreThePoliciesOfTheirManifests(t *testing.T) {
 		if got, err := policy.Decode(w, options); !reflect.DeepEqual(got, want) || !reflect.DeepEqual(err, wantErr) {
 			t.Fatalf("%s: %+v, %v\nwant %+v, %v", raw, got, err, want, wantErr)
 		}
-		if wantErr != nil { // otherwise it is the same
+		if wantErr != nil { // if both fail, they agree
 			want, wantErr = policy.DecodeHeld(doc, options)
 			if got, err := policy.DecodeHeld(w, options); !reflect.DeepEqual(got, want) || !reflect.DeepEqual(err, wantErr) {
 				t.Fatalf("held %s: %+v, %v\nwant %+v, %v", raw, got, err, want, wantErr)
@@ -151,7 +151,7 @@ func TestBytesThatAreNoCharactersAreReplaced(t *testing.T) {
 	}
 }
 
-// FuzzDescription searches for texts that an API server accepts and that are decoded differently or not at all.
+// FuzzDescription searches for texts that an API server accepts and that Sluice decodes differently or not at all.
 func FuzzDescription(f *testing.F) {
 	for _, s := range []string{
 		"plain", "<a&b>", "\u2028\u2029", "\x7f\u0080\u0085\u009f", "\ufeffx\ufffe\uffff", "\U0001f600",

@@ -36,10 +36,10 @@ type watched struct {
 	stop    func() // ends the watch and waits for it
 	absent  int    // number of consecutive queries that did not find the kind
 
-	// keys contains the objects in the joint, and the objects that an earlier run has stored. While a watch runs,
-	// only the watch uses keys.
+	// keys contains the objects of this kind in the joint sink, and the objects that an earlier run has stored. While
+	// a watch runs, only the goroutine of the watch uses keys.
 	keys map[policy.Key]struct{}
-	// listed contains the objects that were reported since the watch started; nil once it is complete.
+	// listed contains the objects that were reported since the watch started; nil once the listing is complete.
 	listed map[policy.Key]struct{}
 }
 
@@ -128,8 +128,8 @@ func (k *watched) Failed(err error) {
 	}
 }
 
-// plain removes the URL from an error. URLs differ between kinds, and otherwise the same error would be reported for
-// each kind.
+// plain removes the URL from an error. Each kind has another URL, so with it the same error would be reported once
+// per kind.
 func plain(err error) error {
 	var restored *kube.RestoredError
 	var u *url.Error
@@ -144,7 +144,8 @@ func groupVersion(version string) schema.GroupVersion {
 	return gv
 }
 
-// restFor returns a client for one kind in one version, as JSON, because protobuf has no text.
+// restFor returns a client for one kind in one version. It uses JSON, because policies are stored as text, which
+// protobuf does not have.
 func restFor(config *rest.Config, client *http.Client, version, kind string) (*rest.RESTClient, error) {
 	gv := groupVersion(version)
 	s := runtime.NewScheme()

@@ -135,7 +135,7 @@ func measureOwner(s synthetic.Shape) (out []line, err error) {
 // wanted limits the duration of one operation of the owner.
 const wanted = 100 * time.Millisecond
 
-// histogram returns the number of operations by duration, in larger steps than the figures have.
+// histogram returns the number of operations by duration, in coarser steps than the figures.
 func histogram(f looptime.Figures) string {
 	var b strings.Builder
 	count, over := uint64(0), f.Count
@@ -335,7 +335,7 @@ func (o *owned) fileChanges() error {
 func processorTime() time.Duration {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
-		panic(err) // the kernel has this clock
+		panic(err) // cannot fail: the kernel has this clock
 	}
 	return time.Duration(now.Nano())
 }

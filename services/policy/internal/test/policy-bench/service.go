@@ -103,7 +103,7 @@ func (m *measured) end() error {
 	if m.conn != nil {
 		m.conn.Close()
 	}
-	m.cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
+	m.cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // the process may have ended already
 	return m.cmd.Wait()
 }
 

@@ -4,8 +4,8 @@
 // Package scenario generates random states of a cluster: policies of every tier and action, identities of every kind,
 // subjects, learned names, locations. It is for tests that compare two ways to evaluate a connection.
 //
-// The stock of namespaces, apps, prefixes and ports is small on purpose, so that random rules match random peers. The
-// results depend only on the seed.
+// There are only few namespaces, apps, prefixes and ports, so that random rules often match random peers. The results
+// depend only on the seed.
 package scenario
 
 import (

@@ -33,13 +33,13 @@ type World struct {
 // Cluster is the name of the cluster of most identities.
 const Cluster = "here"
 
-// The pool contains pods whose labels and named ports are generated again for each state.
+// The pool is a range of identities whose labels and named ports are generated anew for each state.
 const (
 	firstOfPool = identity.MinCluster + 100
 	pool        = 6
 )
 
-// Nobody is a number that no state contains.
+// Nobody is an identity number that no state contains.
 const Nobody = identity.Numeric(60000)
 
 // NewWorld returns a World that uses a source of randomness.
@@ -351,7 +351,7 @@ func (w *World) DropIdentity(s *State, n identity.Numeric) {
 	}
 }
 
-// Subjectable reports whether an identity can be an endpoint of the node.
+// Subjectable reports whether an identity can belong to an endpoint of the node.
 func Subjectable(id peer.Identity) bool {
 	return id.Kind == identity.KindInCluster || id.Kind == identity.KindHost || id.Number == identity.Init
 }
@@ -433,7 +433,7 @@ func (w *World) Mutate(s *State) {
 	case 9:
 		o := w.Group(fmt.Sprint("g", w.IntN(3)))
 		s.Objects[o.Key] = o
-		// only this label set can change while its number stays
+		// The host is the only identity whose label set can change while its number stays.
 		if id, ok := s.Identities[identity.Host]; ok && w.Chance(50) {
 			ls := []label.Label{label.Reserved(identity.NameHost)}
 			if w.Chance(50) {
@@ -445,7 +445,7 @@ func (w *World) Mutate(s *State) {
 	}
 }
 
-// Point generates a protocol and a port near the ends of the ranges in rules.
+// Point generates a protocol and a port. The port is often close to the end of a range in rules.
 func (w *World) Point() port.Point {
 	switch w.IntN(8) {
 	case 0:
@@ -456,7 +456,7 @@ func (w *World) Point() port.Point {
 		switch w.IntN(4) {
 		case 0:
 			return port.AtICMP(port.ICMPv6, Pick[uint8](w, 0, 8, 128, 135), uint8(w.IntN(2)))
-		case 1: // no rule contains most of these
+		case 1: // most of these points are in no rule
 			return port.At(Pick(w, port.GRE, port.ESP, port.IGMP, 0, 255), uint16(w.IntN(2)))
 		}
 		return port.At(port.SCTP, Pick[uint16](w, 0, 1, 80, 8080))

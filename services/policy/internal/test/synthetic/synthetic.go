@@ -23,7 +23,7 @@ type Shape struct {
 	Apps       int
 	Policies   int // spread evenly over the namespaces
 	Subjects   int // identities with endpoints on the node
-	// SubjectNamespaces limits the subjects to that many namespaces; 0 distributes them over the whole cluster.
+	// SubjectNamespaces is the number of namespaces to which the subjects belong; 0 means all namespaces.
 	SubjectNamespaces int
 }
 

@@ -4,8 +4,8 @@
 // Package vectors runs the policy vectors: cases with verdicts that engines outside of this project computed. The
 // format is described next to the data, in testdata/policy-vectors/README.md.
 //
-// A World is the cluster of one case. It also simulates the identity service: it assigns numbers to label sets, and
-// keeps one engine per node with that node's view of the other nodes.
+// A World is the cluster of one case. It also simulates the identity service and assigns numbers to label sets. It
+// keeps one engine per node, with the data that the node has about other nodes.
 package vectors
 
 import (
@@ -224,7 +224,7 @@ type World struct {
 	pod     identity.Numeric // last number given to a pod's labels
 	local   identity.Numeric // last number given to labels that stay on a node
 	views   map[string]*view
-	ends    map[endKey]*end // ends in the present state
+	ends    map[endKey]*end // the ends of probes in the present state
 }
 
 type endKey struct {
@@ -301,9 +301,9 @@ func (p *Pod) key() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Step applies everything except the probes. It returns an error if a manifest is accepted that must be rejected, or
-// rejected that must be accepted. If tolerant is set, a manifest that only the schema rejects is accepted, and counted
-// in refused.
+// Step applies everything except the probes. It returns an error if a manifest that must be rejected is accepted, or
+// the other way round. If tolerant is set, Step accepts a manifest that only the schema rejects, and counts it in
+// refused.
 func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	for _, n := range s.CreateNamespaces {
 		w.namespaces[n.Name] = n.Labels
@@ -353,7 +353,7 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 		}
 		switch {
 		case mustFail && err == nil:
-			return 0, fmt.Errorf("apply %s: is accepted", name)
+			return 0, fmt.Errorf("apply %s: the manifest must be rejected, but is accepted", name)
 		case mustFail:
 			refused++
 			continue
@@ -376,8 +376,9 @@ func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	return refused, nil
 }
 
-// Rules that select the labels of an identity, with the defaults of the identity service. A rule is the prefix of a
-// key, or with "*." the suffix of its domain. The longest matching rule decides; a label that no rule matches is kept.
+// Rules that decide which labels belong to an identity: the defaults of the identity service. A rule is the prefix of
+// a key, or with "*." the suffix of its domain. The longest matching rule decides; a label that no rule matches is
+// kept.
 var (
 	keptLabels = []string{
 		"io.kubernetes.pod.namespace", "io.cilium.k8s.namespace.labels.", "io.cilium.k8s.policy.", "app.kubernetes.io/",
@@ -404,7 +405,7 @@ func relevant(key string) bool {
 		}
 		return most
 	}
-	// The two lists have no rule in common.
+	// No rule is in both lists, so the lengths differ unless no rule matches.
 	return longest(keptLabels) >= longest(droppedLabels)
 }
 
@@ -513,15 +514,15 @@ func (w *World) number(labels label.Set) identity.Numeric {
 	return n
 }
 
-// end is one end of a probe: its address, and its labels from the point of view of a node.
+// end is one end of a probe: its address, and the labels that a node assigns to it.
 type end struct {
 	labels  func(view string) label.Set
 	addr    netip.Addr
-	node    string // the node where it is a subject; empty if there is none
+	node    string // the node on which the end is a subject; empty: on no node
 	numbers map[string]identity.Numeric
 }
 
-// number returns the identity of an end from the point of view of a node.
+// number returns the identity that a node assigns to an end.
 func (e *end) number(w *World, view string) identity.Numeric {
 	n, ok := e.numbers[view]
 	if !ok {
@@ -830,7 +831,7 @@ func (w *World) Ask(p *Probe) (Answer, error) {
 	return Combine(p, sides), nil
 }
 
-// Combine returns the overall result of the sides of a probe.
+// Combine returns the result of a probe: the strictest of its sides.
 func Combine(p *Probe, sides []Side) Answer {
 	a := Answer{Overall: "allow"}
 	for _, s := range sides {

@@ -25,8 +25,8 @@ import (
 )
 
 // TestVectors runs every file of the directory in POLICY_VECTORS, by default the module's own copy. It prints counts
-// per file and the names of the failed cases. It fails if the number of cases and probes in a file differs from the
-// README of the directory, or if a file is empty and there is no README.
+// per file and the names of the failed cases. The test fails if the number of cases and probes in a file differs from
+// the README of the directory. Without a README, it fails if a file is empty.
 func TestVectors(t *testing.T) {
 	dir := os.Getenv("POLICY_VECTORS")
 	if dir == "" {
@@ -135,7 +135,7 @@ func runCase(c *Case) (probes int, bad []string) {
 			return probes, bad
 		}
 		refused += n
-		// First by the difference to the previous step, then from scratch.
+		// Compile once from the difference to the previous step, and once from scratch.
 		for _, how := range []string{"incremental", "from scratch"} {
 			if how == "from scratch" {
 				if i == 0 {
@@ -162,8 +162,7 @@ func runCase(c *Case) (probes int, bad []string) {
 		}
 		probes += len(s.Probes)
 	}
-	// Manifests that only the schema rejects are rejected here, too; the verdicts above are based on their intended
-	// meaning.
+	// Manifests with this tag must be rejected because of the schema. The verdicts above use their intended meaning.
 	if c.Tagged("crd-rejects") && refused == 0 {
 		fail("no manifest was refused")
 	}
@@ -212,7 +211,8 @@ func runNames(c *Case) (bad []string) {
 	return bad
 }
 
-// runQueries asks the rule set of several policies for the same pods, peers and ports.
+// runQueries evaluates DNS queries against the rule sets that several policies have for the same pods, peers and
+// ports.
 func runQueries(c *Case) (probes int, bad []string) {
 	var m struct {
 		Policies []json.RawMessage `json:"policies"`
@@ -257,7 +257,8 @@ func decodeOne(text string) (policy.Object, error) {
 	return policy.Decode(docs[0], rule.Options{Cluster: "default"})
 }
 
-// TestLabelsAreChosenAsByTheIdentityService: the tests of the identity service use the same file.
+// TestLabelsAreChosenAsByTheIdentityService: the vectors keep and drop the same labels as the identity service, whose
+// tests use the same file.
 func TestLabelsAreChosenAsByTheIdentityService(t *testing.T) {
 	t.Parallel()
 	data, err := os.ReadFile("../../../../identity/internal/labels/testdata/default-filter.json")

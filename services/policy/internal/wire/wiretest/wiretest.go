@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wiretest converts messages of the table stream to tables of the engine, for tests that compare both ends. It
-// does not use package wire, so that tests find the mistakes of that package.
+// Package wiretest converts messages of the table stream to tables of the engine, for tests that compare both ends.
+// It does not use package wire, so that the tests also find mistakes in package wire.
 package wiretest
 
 import (
@@ -20,7 +20,7 @@ func PrefixClasses(in []*policyv1.ScopeClass) (out policytable.PrefixClasses) {
 	return out
 }
 
-// Grow adds classes to a table, each with its own list. It panics if a table cannot have a list.
+// Grow adds classes to a table, each with its own list. It panics if a list is not valid in a table.
 func Grow(t *table.Table, classes []*policyv1.PeerClass) {
 	for _, c := range classes {
 		list, next := []table.Interval(nil), uint64(0)

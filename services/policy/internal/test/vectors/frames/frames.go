@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package frames writes tables and queries with known answers, for tests of another implementation of the lookup. The
+// Package frames writes tables and queries with known answers, to test another implementation of the lookup. The
 // format of a stream is described in proto/sluice/policyvector/v1.
 package frames
 
@@ -107,7 +107,7 @@ func (w *writer) flush() {
 	w.steps, w.size = nil, 0
 }
 
-// question is one side of a connection and its answer.
+// question is a query about one side of a connection, with its answer.
 type question struct {
 	name, text        string
 	subject, peer     identity.Numeric

@@ -28,7 +28,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/wire/wiretest"
 )
 
-// reader keeps the tables of a stream, and nothing else.
+// reader keeps only the tables of a stream.
 type reader struct {
 	words  map[uint32]table.Entry
 	tables map[uint64]*table.Table
@@ -175,8 +175,8 @@ func readAll(t *testing.T, in io.Reader) (views, questions int, steps map[string
 	}
 }
 
-// TestARandomStreamGivesTheEnginesAnswers: a random stream is complete in itself, and has every kind of step, answer
-// and protocol.
+// TestARandomStreamGivesTheEnginesAnswers answers each query from the tables in the same stream. A random stream has
+// every kind of step, answer and protocol.
 func TestARandomStreamGivesTheEnginesAnswers(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
@@ -253,8 +253,8 @@ func TestAStreamOfVectorsAnswersItself(t *testing.T) {
 	}
 }
 
-// TestAStreamOfSomeProbesAnswersItself writes only every fifth probe. The tables in the stream still give the answer
-// that is written for each.
+// TestAStreamOfSomeProbesAnswersItself writes only every fifth probe. For each of these, the tables in the stream
+// give the answer in the stream.
 func TestAStreamOfSomeProbesAnswersItself(t *testing.T) {
 	t.Parallel()
 	const every = 5
@@ -284,7 +284,7 @@ func TestADirectoryWithoutQuestionsIsAnError(t *testing.T) {
 	}
 }
 
-// rewritten returns the cases of a file with one of them changed.
+// rewritten returns the cases of a file, with one case changed.
 func rewritten(t *testing.T, file string, change func(n int, line string) string) string {
 	t.Helper()
 	in, err := os.Open(filepath.Join(directory(t, file), file))
@@ -317,8 +317,8 @@ func rewritten(t *testing.T, file string, change func(n int, line string) string
 	return dir
 }
 
-// TestAVectorThatDiffersDoesNotEndTheStream: a vector with another answer, or with an impossible step, does not affect
-// other vectors.
+// TestAVectorThatDiffersDoesNotEndTheStream: a vector with a different expected answer, or with an impossible step,
+// does not affect other vectors.
 func TestAVectorThatDiffersDoesNotEndTheStream(t *testing.T) {
 	t.Parallel()
 	const file = "npa-conformance.jsonl.gz"

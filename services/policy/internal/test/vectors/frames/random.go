@@ -17,14 +17,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/scenario"
 )
 
-// Structure of a random stream: the number of queries per state, and the number of successive states that change live
-// tables before a new state is generated.
+// Structure of a random stream: the number of queries for each state, and the number of consecutive changes of a
+// state before a new state is generated.
 const (
 	questionsPerState = 20
 	statesPerView     = 10
 )
 
-// configs are the engine settings under which states are evaluated; the first one is the usual one.
+// configs are the engine settings for the random states. The first one is the usual one.
 var configs = []engine.Config{
 	{Cluster: scenario.Cluster, AllowHost: true},
 	{Cluster: scenario.Cluster},
@@ -44,8 +44,8 @@ func Random(out io.Writer, pairs int, seed uint64) (Figures, error) {
 	return w.end()
 }
 
-// randomView writes states until the view is full or there are enough pairs. A generated state without subjects has
-// no queries.
+// randomView writes states until the view is full or there are enough pairs. A state without subjects adds no
+// queries.
 func (w *writer) randomView(world *scenario.World, pairs int, name string) error {
 	config := configs[0]
 	if world.Chance(25) {
@@ -99,7 +99,7 @@ func settings(c engine.Config) string {
 	return fmt.Sprintf("enforcement %d, allow host %t", c.Enforcement, c.AllowHost)
 }
 
-// fit converts a point to one that a packet from or to the address can have.
+// fit converts a point to a point that is possible in a packet from or to the address.
 func fit(q port.Point, a netip.Addr) port.Point {
 	switch proto := port.Protocol(q >> 16); {
 	case proto == port.ICMP && a.Is6():

@@ -16,14 +16,14 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/test/vectors"
 )
 
-// ErrVectors means that an answer of the engine differs from the expected answer of a vector, or that a directory has
-// no queries.
+// ErrVectors means that the engine's answer differs from the expected answer of a vector, or that a directory has no
+// vectors with queries.
 var ErrVectors = errors.New("policy vectors")
 
-// Vectors writes every query about a connection in the files of a directory, each side under the view of the node that
-// evaluates it. The written answers are the engine's; they are compared with the expected answers of the vectors. A
-// different answer does not end the run, and a step that fails ends only its case. The error contains the first
-// differences of each file and their number.
+// Vectors writes every query about a connection in the files of a directory, each side for the node that evaluates
+// it. It writes the answers of the engine, and compares them with the expected answers of the vectors. A different
+// answer does not end the run. A step that fails ends only its case. The error contains the first differences of each
+// file and their number.
 //
 // Only every n-th probe is written, where n is the argument every. All steps and tables are written.
 func Vectors(out io.Writer, dir string, every int) (Figures, error) {

@@ -25,7 +25,7 @@ type clocked struct {
 	told map[place]bool
 }
 
-// place is an address of a name, as it is passed to the engine.
+// place is an address of a name, in the form for the engine.
 type place struct {
 	name string
 	addr netip.Addr

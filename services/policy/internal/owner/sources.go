@@ -78,7 +78,7 @@ type sources struct {
 	readied chan struct{} // closed once ready
 }
 
-// newSources returns the configured sources; none of them is complete yet. brought contains the sources that have
+// newSources returns the configured sources, all incomplete. brought contains the sources that have
 // stored policies.
 func newSources(c sourcesConfig, brought map[string]bool, p *problem.Set) (*sources, error) {
 	s := &sources{

@@ -270,7 +270,7 @@ func TestPolicyThatCannotBeStoredIsReported(t *testing.T) {
 }
 
 // TestRenamesBeforeAFailedListingAreKept: after a start, a renamed file is read, but its policies cannot be stored.
-// Then the file becomes unreadable. The policies that it had before stay.
+// Then the file becomes unreadable. Its former policies stay.
 func TestRenamesBeforeAFailedListingAreKept(t *testing.T) {
 	root := t.TempDir()
 	disk := disktest.New(t, root)

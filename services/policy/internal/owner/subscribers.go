@@ -236,7 +236,7 @@ func (s *Subscribers) Wait(ctx context.Context, revision uint64, subjects []iden
 	})
 }
 
-// await calls begin in a turn of the owner, and waits until the subscribers have acknowledged the barrier that begin
+// await calls begin in a turn of the owner, and waits until the subscribers acknowledge the barrier that begin
 // returns.
 func (s *Subscribers) await(
 	ctx context.Context, subjects []identity.Numeric, begin func() (stream.Barrier, error),

@@ -55,7 +55,7 @@ func TestDomainNamesAllowAllQueries(t *testing.T) {
 	}
 }
 
-// TestOnlyTheClustersResolverIsImplied: a pod of another namespace or cluster that has the resolver's labels does not
+// TestOnlyTheClustersResolverIsImplied: a pod of another namespace or cluster with the resolver's labels does not
 // count as the resolver. The DNS proxy learns no addresses from its answers.
 func TestOnlyTheClustersResolverIsImplied(t *testing.T) {
 	var p Policy

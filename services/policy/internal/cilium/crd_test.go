@@ -29,7 +29,7 @@ const crdFields = "testdata/crd-fields.txt"
 var crds = flag.String("crds", "", "directory with Cilium's CRDs, to write testdata/crd-fields.txt from")
 
 // TestFieldsAreThoseOfThePublishedSchemas compares the fields of the Go types with the fields of Cilium's schemas. A
-// field that the Go type lacks would be rejected as unknown. A field that only the Go type has would be accepted,
+// field that the Go type lacks would be rejected as unknown. A field that exists only in the Go type would be accepted,
 // although an API server drops it.
 func TestFieldsAreThoseOfThePublishedSchemas(t *testing.T) {
 	if *crds != "" {

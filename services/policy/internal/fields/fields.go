@@ -76,10 +76,10 @@ type row struct {
 	// example is a value of the field, in YAML. other is another value; if it is empty, the field is left out
 	// instead. For an enforced field, a policy with example must differ from a policy with other.
 	example, other string
-	// beside and instead are more fields of the object, in YAML. An object with this field must also have the fields
-	// in beside. A valid object has the fields in instead in place of a refused field.
+	// More fields of the object, in YAML: an object with this field must also have the fields of the first text. A
+	// valid object has the fields of the second text in place of a refused field.
 	beside, instead string
-	// outer replaces beside of the enclosing field.
+	// outer replaces the first text for the enclosing field.
 	outer string
 }
 

@@ -140,7 +140,7 @@ func IsolateSpec(key Key, spec rule.Spec) rule.Spec {
 }
 
 // IsolateNamespace returns an object that isolates every pod in the key's namespace, or every pod if the key has no
-// namespace. It stands in for an object of the kind whose selected pods are unknown, and which may select any of
+// namespace. It replaces an object of the kind whose selected pods are unknown, and which may select any of
 // these pods.
 func IsolateNamespace(key Key, kind string, why error) Object {
 	ob := isolated(key, why)

@@ -27,7 +27,7 @@ import (
 // Reach is the set of scopes to which an address peer applies.
 type Reach uint8
 
-// The reaches. A prefix in a Kubernetes policy matches an address whoever uses it. A prefix in a Cilium policy
+// The reaches. A prefix in a Kubernetes policy matches an address of any peer. A prefix in a Cilium policy
 // matches only addresses outside of the cluster.
 const (
 	ReachCluster Reach = 1 << iota
@@ -274,7 +274,7 @@ type Spec struct {
 	// DefaultDeny is set if the direction denies connections that no rule matches.
 	DefaultDeny [2]bool
 	Rules       []*Rule
-	// Names is the path of the first toFQDNs of an egress rule; empty if there is none.
+	// Names is the path of the first toFQDNs of an egress rule; empty without one.
 	Names string
 	// HasDNSRule is set if a rule redirects DNS queries to the DNS proxy, which learns addresses from the answers.
 	// With ImplicitDNS, a rule with Queries counts, too.

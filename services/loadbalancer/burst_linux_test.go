@@ -22,14 +22,14 @@ import (
 // maxRequest is the largest size of a request's manifests in bytes.
 const maxRequest = 3 << 20
 
-// namespaces is the number of namespaces of the services: before the first levels of the shares, a
-// namespace has an eighth of each limit.
+// namespaces is the number of namespaces that the services belong to. It is large enough because a namespace may use
+// an eighth of each limit before the shares are first computed.
 const namespaces = 20
 
 func namespaceOf(i int) string { return fmt.Sprintf("bench-%d", i%namespaces) }
 
-// requests returns JSON lists of services with that many backends each, of at most maxRequest
-// bytes.
+// requests returns JSON lists of services. Each service has the given number of backends, and each list has at most
+// maxRequest bytes.
 func requests(services, backends int) [][]byte {
 	var out [][]byte
 	var list bytes.Buffer
@@ -90,7 +90,7 @@ func requests(services, backends int) [][]byte {
 	return out
 }
 
-// resident returns the memory of a process: all of it, and the anonymous part.
+// resident returns the resident memory of a process, and its anonymous part.
 func resident(t testing.TB, pid int) (rss, anonymous float64) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -111,7 +111,7 @@ func resident(t testing.TB, pid int) (rss, anonymous float64) {
 // settled returns the memory of a process that has become idle.
 func settled(t testing.TB, pid int) (rss, anonymous float64) {
 	t.Helper()
-	time.Sleep(5 * time.Second) // measure the memory after that much idle time
+	time.Sleep(5 * time.Second) // give the process time to become idle
 	return resident(t, pid)
 }
 

@@ -56,8 +56,8 @@ type ExternalIPsConfig struct {
 	Allow []string `config:"allow" help:"prefixes of the addresses that services may have as external IPs"`
 }
 
-// BackendsConfig lists endpoints that cannot be backends. It must list tunnel ports, because other nodes would treat a
-// packet from this node to a tunnel port as sent by the node itself.
+// BackendsConfig lists endpoints that cannot be backends. It must list tunnel ports: if a packet of a client were
+// forwarded to a tunnel port of another node, that node would treat it as a tunnel packet from this node.
 type BackendsConfig struct {
 	Reserved []string `config:"reserved" help:"ports that no backend may have, as protocol/port or protocol/prefix:port"`
 }
@@ -178,8 +178,8 @@ func parseReserved(text string) (compile.Reserved, error) {
 	return out, nil
 }
 
-// Calls returns the system calls that this service needs in addition to the common ones, because it opens health check
-// ports at any time.
+// Calls returns the system calls that this service needs in addition to the common ones. It opens health check ports
+// at any time.
 func (c *Config) Calls() sandbox.Calls {
 	return sandbox.Calls{Inet: c.HealthChecks.Address != healthChecksOff || c.Kubernetes.Enabled()}
 }
@@ -196,7 +196,7 @@ func (c *Config) owner(l *slog.Logger) owner.Config {
 }
 
 // files returns the files that the service opens after its start: its state and the manifests. The directory of
-// manifests may be a symbolic link that is replaced, or may be created later.
+// manifests may be a symbolic link that later points elsewhere, or may not exist yet.
 func (c *Config) files() sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
 	if dir := c.Sources.Directory; dir != "" {

@@ -27,8 +27,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source/kubernetes"
 )
 
-// systemInterval is the interval at which the process checks whether the cluster's own services are enforced. It is not
-// ready unless they are.
+// systemInterval is the interval at which the process checks whether the cluster's own services are enforced. The
+// process is ready only if they are.
 const systemInterval = 5 * time.Second
 
 func main() { os.Exit(process.Run("loadbalancer", defaults, run)) }
@@ -53,7 +53,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		})
 	}
 	o, err := process.Phase(p, "load state", func() (*owner.Owner, error) {
-		burst.Begin() // most of what is allocated here is kept
+		burst.Begin() // most memory that is allocated from here on stays in use
 		config := cfg.owner(p.Log)
 		config.Tenants = of
 		return owner.New(config, cfg.StateDir, sources)

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// bench is a place for processes of the service.
+// bench is a test environment for processes of the service.
 type bench struct {
 	*servicetest.Place
 	t testing.TB
@@ -78,7 +78,7 @@ func (p *proc) status() *lbv1.GetStatusResponse {
 	return st
 }
 
-// web returns a service with that many backends.
+// web returns a service with the given number of backends.
 func web(name, ip string, backends int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s}\nspec: {clusterIP: %s, ports: [{port: "+
@@ -92,12 +92,12 @@ func web(name, ip string, backends int) string {
 	return b.String()
 }
 
-// subscription is a datapath, from the service's view.
+// subscription acts as a datapath that subscribes.
 type subscription struct {
 	t      testing.TB
 	conn   lbv1.LoadBalancerService_WatchFrontendsClient
 	cancel context.CancelFunc
-	// has holds the frontends by key, as of the last barrier.
+	// has contains the frontends at the last barrier, by key.
 	has     map[string]*lbv1.Frontend
 	barrier *lbv1.Barrier
 }
@@ -244,7 +244,7 @@ func TestServiceReachesASubscriberAndOutlivesAKill(t *testing.T) {
 	}
 }
 
-// many returns the services of one change, so that a half-applied change is visible.
+// many returns the services of one change. A change that is only partly applied is visible in them.
 func many(port int) string {
 	var b strings.Builder
 	for i := range 40 {
@@ -387,8 +387,7 @@ func TestFilesAndHealthChecksInTheSandbox(t *testing.T) {
 		!strings.Contains(st.GetService().GetProblems()[0].GetText(), "bad.yaml") {
 		t.Errorf("%v", st)
 	}
-	// The kernel keeps forwarding while the datapath is disconnected and while this process
-	// restarts.
+	// The kernel continues to forward while the datapath is disconnected and while this process restarts.
 	s.cancel()
 	servicetest.Eventually(t, "the subscriber is disconnected", func() bool {
 		subscribers := p.status().GetSubscribers()

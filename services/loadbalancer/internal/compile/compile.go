@@ -52,14 +52,14 @@ func KeyText(k frontend.Key) string {
 // Node contains the properties of the node that determine its frontends.
 type Node struct {
 	Name, Zone string
-	// ExternalIPs are the prefixes whose addresses services may have as external IPs: otherwise a user who may
+	// ExternalIPs are the prefixes from which services may have external IPs. Without this limit, every user who may
 	// write a Service could take over the traffic to any address.
 	ExternalIPs []netip.Prefix
-	// Reserved lists ports that backends may not have, because other nodes would treat a client's packet that this
-	// node forwards to such a port as sent by the node itself.
+	// Reserved lists ports that backends may not have, such as tunnel ports: another node would treat a client's
+	// packet that this node forwards to such a port as a packet of this node.
 	Reserved []Reserved
-	// CountElements means that shares are counted in elements of a datapath's maps, whose capacity the datapath has
-	// reported, instead of in frontends.
+	// CountElements is set if the datapath has reported the capacity of its maps. Shares are then counted in elements
+	// of these maps, and not in frontends.
 	CountElements bool
 }
 
@@ -72,7 +72,7 @@ type Reserved struct {
 
 // View is a service with its slices, which are sorted by name.
 type View struct {
-	Service *service.Service // nil if only its slices exist
+	Service *service.Service // nil if the Service is missing and only its slices exist
 	Slices  []*service.Slice
 }
 
@@ -95,8 +95,7 @@ func (n *Notes) addf(format string, args ...any) {
 func (n *Node) Keys(s *service.Service) []frontend.Key { return n.KeysWithin(s, nil) }
 
 // KeysWithin returns the sorted keys of the frontends that a service gets with a share, which is counted as in Needs.
-// They include the frontends that exceed the share and therefore refuse connections. share is nil if the service has no
-// limit.
+// They include frontends that exceed the share and refuse connections. share is nil if the service has no limit.
 func (n *Node) KeysWithin(s *service.Service, share *int) []frontend.Key {
 	if share == nil {
 		return n.allKeys(s)
@@ -109,8 +108,8 @@ func (n *Node) KeysWithin(s *service.Service, share *int) []frontend.Key {
 	return slices.Compact(out)
 }
 
-// allKeys is KeysWithin for a service without a limit. It computes only the keys, because the frontends would take most
-// of the time of a change.
+// allKeys is KeysWithin for a service without a limit. It computes only the keys, because computing whole frontends
+// would take most of the time of a change.
 func (n *Node) allKeys(s *service.Service) []frontend.Key {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return nil
@@ -156,14 +155,15 @@ func (n *Node) allKeys(s *service.Service) []frontend.Key {
 	return slices.Compact(out)
 }
 
-// Notes adds the notes that Within would add.
+// Notes adds the same notes as Within, without computing frontends.
 func (n *Node) Notes(v View, share *int, notes *Notes) {
 	if !n.faultless(v) {
 		n.Within(v, share, notes)
 	}
 }
 
-// faultless reports whether Within would certainly add no notes about a service.
+// faultless reports whether Within certainly adds no notes about a service. If it returns false, Within may still add
+// none.
 func (n *Node) faultless(v View) bool {
 	if v.Service == nil {
 		return true
@@ -227,7 +227,8 @@ func (n *Node) Within(v View, share *int, notes *Notes) []*frontend.Frontend {
 	frontends := make([]*frontend.Frontend, 0, len(out))
 	seen := make(map[frontend.Key]*frontend.Frontend, len(out))
 	for _, f := range out {
-		// If the service has one address as two kinds, the first frontend serves the clients of both kinds.
+		// If the service has one address as two kinds, such as load balancer and external IP, the first frontend
+		// serves the clients of both kinds.
 		if first := seen[f.Key]; first != nil {
 			if len(first.SourceRanges) == 0 {
 				first.SourceRanges = f.SourceRanges
@@ -248,11 +249,11 @@ func (v View) servicePort(i int) string {
 type planned struct {
 	frontend.Frontend
 	port  int  // index of the port in the service
-	proxy bool // inside clients do not use it
+	proxy bool // clients inside do not use the frontend
 }
 
-// plain returns the planned frontends of a service, in the order of its ports and then of its addresses. If the service
-// exceeds its share, plain returns the first ones that fit, followed by the ones that refuse connections.
+// plain returns the planned frontends of a service, in the order of its ports and then of its addresses. If the
+// service exceeds its share, it returns the first frontends that fit, followed by frontends that refuse connections.
 func (n *Node) plain(s *service.Service, share *int, notes *Notes) []*planned {
 	if s == nil || !s.HasFrontends() || len(s.Ports) == 0 {
 		return nil
@@ -339,7 +340,7 @@ func (n *Node) explain(s *service.Service, notes *Notes) {
 	}
 	for _, in := range s.Ingress {
 		if !slices.ContainsFunc(s.SourceRanges, func(p netip.Prefix) bool { return p.Addr().Is6() == in.Addr.Is6() }) {
-			notes.addf("spec.loadBalancerSourceRanges: none is of the family of %s, which no client may use", in.Addr)
+			notes.addf("spec.loadBalancerSourceRanges: no range has the family of %s, which no client may use", in.Addr)
 		}
 	}
 }
@@ -349,8 +350,8 @@ func (n *Node) allows(external netip.Addr) bool {
 }
 
 // sourceRanges returns the ranges of one family. If the service has ranges, but none of this family, no client of the
-// family may use the address. The result is then the unspecified address, which no client has. The sockets of a node
-// are only in the ranges 0.0.0.0/0 and ::/0.
+// family may use the address. The result is then the unspecified address, which no client has. Sockets of the node
+// match only the ranges 0.0.0.0/0 and ::/0.
 func sourceRanges(all []netip.Prefix, ipv6 bool) []netip.Prefix {
 	var out []netip.Prefix
 	for _, p := range all {
@@ -433,8 +434,8 @@ func (x index) each(id portID, f func(source)) {
 }
 
 // merge returns the endpoints of a service port in one family, sorted, without duplicates. If several slices contain
-// the same endpoint, the one that is ready takes precedence, then one that is draining, then the one in the first
-// slice.
+// the same endpoint, a ready entry takes precedence over a draining one, and a draining entry over any other. Among
+// equal entries, the entry in the first slice counts.
 func (n *Node) merge(ends index, p service.Port, ipv6 bool, notes *Notes) []candidate {
 	var out []candidate
 	refused := 0
@@ -478,7 +479,7 @@ func (n *Node) Usable(at netip.AddrPort, protocol service.Protocol, ipv6 bool) e
 	}
 	switch {
 	case at.Addr().Is6() != ipv6:
-		return fmt.Errorf("the address is not of the family of the slice")
+		return fmt.Errorf("the address has another family than the slice")
 	case at.Port() == 0:
 		return fmt.Errorf("the port is 0")
 	}
@@ -623,8 +624,8 @@ func (n *Node) topology(all []candidate) func(candidate) bool {
 }
 
 // list returns the list of the selected endpoints. All other endpoints that serve or terminate are draining in the
-// list. There is one exception for UDP: if any endpoint is selected, an endpoint that terminates and no longer serves
-// is omitted. It cannot finish a UDP flow, and the flow would be refused although other endpoints serve.
+// list. UDP is an exception: if any endpoint is selected, the list omits an endpoint that terminates and no longer
+// serves. Such an endpoint cannot finish a UDP flow, and would refuse it although other endpoints serve.
 func (c *Categories) list(protocol service.Protocol, of, all []candidate) *frontend.List {
 	out := &frontend.List{Drop: c.Any}
 	if len(of) > 0 {
@@ -671,8 +672,8 @@ func (n *Node) Backends(v View) []netip.AddrPort {
 	return slices.Compact(out)
 }
 
-// Named returns upper bounds for the number of frontends of the service, and for the number of backends in its slices,
-// including duplicates. It does not compute the frontends.
+// Named returns upper bounds for the number of frontends of the service and for the number of its backends. It counts
+// what the objects list, including duplicates, without computing frontends.
 func (v View) Named() (frontends, backends int) {
 	s := v.Service
 	if s == nil || !s.HasFrontends() {

@@ -68,7 +68,7 @@ func slice(name string, endpoints ...service.Endpoint) *service.Slice {
 	}
 }
 
-// short formats the backends of a list by the last part of each address.
+// short formats the backends of a list by the last byte of each address.
 func short(l *frontend.List) string {
 	if l == nil {
 		return "-"
@@ -191,8 +191,8 @@ func TestEndpointsAreChosenByCategory(t *testing.T) {
 	}
 }
 
-// TestEndpointsThatServeOrTerminateDrain: endpoints that serve or terminate and get no new connections are draining.
-// Each endpoint is a backend in a list, or drains, or neither serves nor terminates.
+// TestEndpointsThatServeOrTerminateDrain: an endpoint that gets no new connections but serves or terminates is
+// draining. Each endpoint is an active or a draining backend, or neither serves nor terminates.
 func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 	v := View{balanced(func(s *service.Service) { s.ExternalLocal = true }), []*service.Slice{slice("a",
 		ep(t, "10.0.0.1 here", ready), ep(t, "10.0.0.2 there", ready), ep(t, "10.0.0.3 here", draining),
@@ -232,7 +232,7 @@ func TestEndpointsThatServeOrTerminateDrain(t *testing.T) {
 }
 
 // TestUDPLeavesEndpointsThatDoNotServe: an endpoint that terminates and does not serve keeps its TCP connections. It
-// keeps its UDP flows only if no other endpoint exists.
+// keeps its UDP flows only if no endpoint gets new connections.
 func TestUDPLeavesEndpointsThatDoNotServe(t *testing.T) {
 	two, same := []string{"10.0.0.1 here", "10.0.0.2 there"}, []string{"10.0.0.1 here", "10.0.0.2 here"}
 	for _, c := range []struct {
@@ -393,7 +393,7 @@ func TestLoadBalancerAddresses(t *testing.T) {
 	if f.Inside != nil || short(f.Outside) != "1" {
 		t.Errorf("ipMode Proxy, external policy Local: %s", f)
 	}
-	// An address that is also an external IP keeps its ranges.
+	// An address that is also an external IP keeps its source ranges.
 	got := here.Of(View{balanced(func(s *service.Service) {
 		s.Ingress[0].Addr, s.SourceRanges = s.ExternalIPs[0], prefix("192.0.2.0/24")
 	}), all}, nil)
@@ -478,7 +478,7 @@ func TestAddressesThatCannotBeBackends(t *testing.T) {
 	if err := n.Usable(netip.MustParseAddrPort("10.0.0.1:80"), service.TCP, true); err == nil {
 		t.Error("an IPv4 address in an IPv6 slice is usable")
 	}
-	// They are in no list, and do not count as endpoints.
+	// Unusable endpoints are in no list, and do not count as endpoints.
 	var notes Notes
 	s := balanced(func(s *service.Service) { s.Ports[0].Protocol = service.UDP })
 	x := slice("a", ep(t, "10.0.0.1 here", ready), ep(t, "127.0.0.1 here", ready))
@@ -506,8 +506,8 @@ func TestAffinityAndNamesAreThoseOfTheService(t *testing.T) {
 	}
 }
 
-// TestEveryListOfAServiceAsksForItsTable: the lists for inside and outside both have the algorithm. A frontend with
-// rendezvous tables differs from a frontend without.
+// TestEveryListOfAServiceAsksForItsTable: the lists for inside and for outside both request the rendezvous table. A
+// frontend with tables differs from a frontend without.
 func TestEveryListOfAServiceAsksForItsTable(t *testing.T) {
 	of := func(table bool) []*frontend.Frontend {
 		s := balanced(func(s *service.Service) { s.Table, s.ExternalLocal, s.InternalLocal = table, true, true })

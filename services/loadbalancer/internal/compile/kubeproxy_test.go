@@ -35,8 +35,8 @@ func (c kubeProxyCase) String() string {
 	return fmt.Sprintf("%q on node %q in zone %q", c.Endpoints, c.Node, c.Zone)
 }
 
-// TestFrontendsLeadWhereThoseOfKubeProxyDo: for each case and traffic policy, the manifests result in the same lists of
-// backends as in kube-proxy.
+// TestFrontendsLeadWhereThoseOfKubeProxyDo: for each case and traffic policy, frontends have the same backends as in
+// kube-proxy.
 func TestFrontendsLeadWhereThoseOfKubeProxyDo(t *testing.T) {
 	data, err := os.ReadFile("testdata/kubeproxy.json")
 	if err != nil {
@@ -160,8 +160,8 @@ func listText(l *frontend.List) string {
 }
 
 // wantedLists returns the expected result of listsOf. Cluster IPs follow internalTrafficPolicy. Node ports follow
-// externalTrafficPolicy for clients outside the cluster, and use all endpoints for clients inside. Without a selected
-// endpoint, connections are refused if no node has one, otherwise dropped.
+// externalTrafficPolicy for clients outside the cluster, and use all endpoints for clients inside. If no endpoint is
+// selected, connections are refused if no node has an endpoint, and dropped otherwise.
 func wantedLists(verdict, policy string) string {
 	parts := strings.Split(verdict, ";")
 	list := func(policy string) string {

@@ -12,13 +12,13 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// units counts how much of the limit of frontends a set of frontends needs: one unit each or, if they are counted in
-// elements, the elements of a datapath's maps.
+// units counts how much of the limit of frontends a set of frontends needs: one unit for each frontend or, with
+// CountElements, the elements of the datapath's maps.
 //
-// A frontend uses elements of two kinds of maps: fronts, which both families share, and keys, of which each family has
-// a map. Each address that only services use has one additional key, which makes all ports without a frontend refuse
-// connections. The maps have the same size, so a service needs the largest of its three sums. If the total of all
-// services fits, each map has capacity for its part.
+// A frontend uses elements in two kinds of maps: the map of fronts, which both families share, and the map of keys of
+// its family. Each virtual IP has one additional key, which makes all ports without a frontend refuse connections.
+// The three maps have the same size, so a service needs the largest of its three sums. If the total of all services
+// fits, each map has capacity for its part.
 type units struct {
 	elements bool
 	fronts   int
@@ -37,7 +37,7 @@ func (u *units) frontends(k need, n int, ipv6 bool) {
 	u.keys[family(ipv6)] += n
 }
 
-// address adds the key of an address that only services use.
+// address adds the additional key of a virtual IP.
 func (u *units) address(ipv6 bool) {
 	if u.elements {
 		u.keys[family(ipv6)]++
@@ -51,7 +51,7 @@ func family(ipv6 bool) int {
 	return 0
 }
 
-// standing adds an address whose frontend may refuse connections.
+// standing adds a virtual IP with one frontend, which may refuse connections.
 func (u *units) standing(k need, ipv6 bool) {
 	u.address(ipv6)
 	u.frontends(k, 1, ipv6)
@@ -77,7 +77,8 @@ func (n need) fronts() int {
 }
 
 // reserved reports whether the address keeps one element even if the service has no share. The frontend of the first
-// port uses this element. If it exceeds the share, it refuses connections, and so do all other ports of the address.
+// port uses this element. If the frontend exceeds the share, it refuses connections, and so do all other ports of the
+// address.
 func (n need) reserved() bool { return n == alone || n == alone2 }
 
 // hasNodePorts reports whether the type of the service has node ports.
@@ -96,13 +97,13 @@ func (n *Node) external(s *service.Service) []netip.Addr {
 	return out
 }
 
-// standing is an address of a service that only services use.
+// standing is a virtual IP of a service.
 type standing struct {
 	need
 	ipv6 bool
 }
 
-// addresses returns the addresses of a service that no pod or node uses.
+// addresses returns the virtual IPs of a service.
 func addresses(s *service.Service) []standing {
 	var out []standing
 	for _, a := range s.ClusterIPs {
@@ -121,10 +122,9 @@ func addresses(s *service.Service) []standing {
 // Needs contains the units of the limit of frontends that a service asks for.
 type Needs struct {
 	All int
-	// Addresses is the part of All that its addresses need to refuse connections at every port.
+	// Addresses is the part of All that the virtual IPs need to refuse connections at every port.
 	Addresses int
-	// NodePorts is the number of elements that its node ports need if they refuse connections. It is not part of
-	// All.
+	// NodePorts is the number of elements that the node ports need to refuse connections. It is not part of All.
 	NodePorts int
 }
 
@@ -160,7 +160,7 @@ func (n *Node) Needs(s *service.Service) (out Needs) {
 				if p.NodePort != 0 && (ipv6 && s.IPv6 || !ipv6 && s.IPv4) {
 					e.frontends(ofNode, 1, ipv6)
 					out.NodePorts++
-					if n.CountElements { // it keeps the fronts for inside and for outside
+					if n.CountElements { // it needs the fronts for inside and for outside
 						out.NodePorts++
 					}
 				}
@@ -182,7 +182,7 @@ func (n *Node) Count(s *service.Service) int {
 type budget struct {
 	share    *int // nil: all fit
 	used     units
-	standing int  // number of addresses that have an element in any case
+	standing int  // number of addresses that keep an element whatever the share is
 	full     bool // no further frontend fits
 }
 
@@ -204,8 +204,8 @@ func (n *Node) budget(s *service.Service, share *int) *budget {
 	return b
 }
 
-// next decides about the next frontend: whether it is taken, refuses connections, or is omitted. first is set for
-// frontends of the first port.
+// next decides whether the next frontend is served, refuses connections, or is omitted. first is set for frontends of
+// the first port.
 func (b *budget) next(k need, ipv6, first bool) (take, refuse bool) {
 	if b.share == nil {
 		return true, false
@@ -332,12 +332,12 @@ func (p Ports) Cut(s *service.Slice, n int) []*service.Slice {
 	return out
 }
 
-// Charge counts how many units of the limit of backends the slices of a service need. Slices are added one after the
-// other.
+// Charge counts how many units of the limit of backends the slices of a service need. The caller adds the slices one
+// by one.
 type Charge struct {
 	ports  Ports
 	tables int            // number of tables of each port and family
-	has    map[portID]int // number of backends; only used with tables: without them, each backend needs one unit
+	has    map[portID]int // backends by port; only with tables: otherwise each backend needs one unit
 }
 
 // ChargeOf returns the charge of a service without slices.

@@ -44,7 +44,7 @@ func someService(r *rand.Rand) *service.Service {
 	return s
 }
 
-// usedBy counts the units of the limit of frontends that frontends use, in the slow way.
+// usedBy counts the units of the limit of frontends that frontends use, by a simple and slow method.
 func usedBy(fs []*frontend.Frontend, elements bool) int {
 	fronts, keys := 0, map[bool]int{}
 	alone := make(map[netip.Addr]bool)
@@ -72,8 +72,9 @@ func usedBy(fs []*frontend.Frontend, elements bool) int {
 	return max(fronts, keys[false], keys[true])
 }
 
-// TestServicesUseNoMoreThanTheirShare: for any share, the service's frontends fit into the share. A share that covers
-// all required units gives all frontends, and a larger share never gives fewer.
+// TestServicesUseNoMoreThanTheirShare: for any share, the frontends of a service use no more units than the share.
+// With a share that covers all requested units, the service has all frontends. A larger share never gives fewer
+// frontends.
 func TestServicesUseNoMoreThanTheirShare(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package healthport serves the health check ports of services. A load balancer in front of the cluster uses them to
-// find the nodes that have endpoints of a service, if the external traffic policy of the service is Local.
+// Package healthport serves the health check node ports of Services with external traffic policy Local. A load
+// balancer in front of the cluster uses these ports to find the nodes that have endpoints of a Service.
 //
-// A port answers 200 while the node has a ready endpoint of the service that the datapath has enforced, and otherwise
-// 503. While the datapath or this process restarts, the answer stays the same, because the kernel continues to forward.
-// The datapath keeps the listeners open while this process restarts: connections wait, and the next process answers
-// them.
+// A port answers 200 while the node has a ready endpoint of the Service that the datapath enforces, and otherwise
+// 503. While the datapath or this process restarts, the answer stays the same, because the kernel continues to
+// forward. The datapath keeps the listeners open while this process restarts. New connections wait in the kernel, and
+// the next process answers them.
 package healthport
 
 import (
@@ -34,9 +34,9 @@ import (
 // Services gives access to the services with health check ports.
 type Services interface {
 	Locals(ctx context.Context) ([]owner.Local, error)
-	// LocalsChanged returns a channel that receives a token when the result of Locals may have changed.
+	// LocalsChanged returns a channel with a token when the result of Locals may have changed.
 	LocalsChanged() <-chan struct{}
-	// Report reports a problem; nil clears it.
+	// Report reports the reason for the problem what; nil clears the problem.
 	Report(ctx context.Context, what string, why error) error
 }
 
@@ -57,7 +57,7 @@ type Ports struct {
 	address  string
 	log      *slog.Logger
 	memory   *memory
-	unsaved  string // error of the last failed write of the memory, as logged
+	unsaved  string // last logged error of writing the memory file
 	open     map[uint16]*port
 	retry    time.Duration     // pause between attempts
 	failed   map[uint16]string // reported problems of ports that are not open
@@ -65,7 +65,7 @@ type Ports struct {
 
 	store   string // path of the store's socket; "": listeners are not kept
 	client  *listeners.Client
-	kept    map[uint16]*net.TCPListener // of the previous process, until a service with the port is known
+	kept    map[uint16]*net.TCPListener // listeners of the previous process, until a service with the port is known
 	adopted time.Time                   // time of the last connection to the store
 
 	unclaimed time.Duration // how long kept listeners stay open
@@ -84,7 +84,7 @@ type port struct {
 type state struct {
 	name  service.Name
 	ready int  // number of ready addresses on this node
-	led   bool // the datapath has enforced one of them
+	led   bool // the datapath enforces one of them
 }
 
 // Options are the options of Ports.
@@ -198,7 +198,7 @@ func (p *Ports) serve(ctx context.Context) error {
 	return p.report(ctx, problems)
 }
 
-// save writes the state of the services to the file of the memory, from which the next process answers until the
+// save writes the state of the services to the memory file. The next process answers from this file until the
 // datapath has subscribed. Without the file, a health check port would answer 503 for a moment after a restart.
 func (p *Ports) save(all []owner.Local) {
 	why := ""
@@ -241,7 +241,7 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 		if err != nil {
 			return nil, err
 		}
-		l = own.(*net.TCPListener) //nolint:forcetypeassert // the network says so
+		l = own.(*net.TCPListener) //nolint:forcetypeassert // a TCP network has TCP listeners
 		p.keep(n, l)
 	}
 	at := &port{listener: l, connections: &bounded{Listener: l}, done: make(chan struct{})}
@@ -261,18 +261,18 @@ func (p *Ports) listen(ctx context.Context, n uint16) (*port, error) {
 	return at, nil
 }
 
-// close closes a port whose service has gone.
+// close closes a port whose service was removed.
 func (p *Ports) close(n uint16) {
 	at := p.open[n]
 	delete(p.open, n)
 	p.count.Store(int64(len(p.open)))
 	p.drop(n, at.listener)
-	at.server.Close() //nolint:errcheck // its error does not matter
+	at.server.Close() //nolint:errcheck // the port is closed anyway
 	<-at.done
 }
 
 // end stops all ports at the end of the process. Requests that were accepted are answered. The store keeps the
-// listeners, and later connections wait for the next process.
+// listeners open, so later connections wait for the next process.
 func (p *Ports) end() {
 	ctx, cancel := context.WithTimeout(context.Background(), ending)
 	defer cancel()
@@ -280,7 +280,7 @@ func (p *Ports) end() {
 	for _, at := range p.open {
 		ends.Go(func() {
 			p.closeCopy(at.listener)
-			<-at.done // each accepted connection is known
+			<-at.done // the server has seen each accepted connection
 			at.finish(ctx)
 		})
 	}
@@ -296,15 +296,16 @@ func (p *Ports) end() {
 	p.client = nil
 }
 
-// finish closes the connections of a port that accepts no more: idle ones at once, the others when they are answered,
-// and all when ctx ends. Server.Shutdown would close those whose request it has not read yet, without an answer.
+// finish closes the connections of a port that accepts no further connections. It closes idle connections at once,
+// other connections after their answer, and all when ctx ends. Server.Shutdown cannot be used: it closes connections
+// whose request it has not read yet without an answer.
 func (at *port) finish(ctx context.Context) {
 	at.server.SetKeepAlivesEnabled(false)
 	select {
 	case <-at.connections.empty():
 	case <-ctx.Done():
 	}
-	at.server.Close() //nolint:errcheck // its error does not matter
+	at.server.Close() //nolint:errcheck // the port is closed anyway
 }
 
 // answer uses kube-proxy's format, which load balancers can parse.
@@ -331,22 +332,23 @@ func (at *port) answer(w http.ResponseWriter, _ *http.Request) {
 		code = http.StatusOK
 	}
 	w.WriteHeader(code)
-	w.Write(append(body, '\n')) //nolint:errcheck // the client has gone
+	w.Write(append(body, '\n')) //nolint:errcheck // fails only if the client has closed the connection
 }
 
-// bounded is a listener with a limited number of connections. Every host may connect, so at the limit a new connection
-// replaces the oldest connection of the sender that has the most. A sender that keeps many connections open therefore
-// cannot block a load balancer. Many senders with one connection each could do so only if they connected faster than a
-// port answers.
+// bounded is a listener with a limited number of connections. Every host may connect. At the limit, a new connection
+// replaces the oldest connection of the sender with the most connections. So a sender that keeps many connections
+// open cannot block a load balancer. Many senders with one connection each could block it only by connecting faster
+// than the port answers.
 type bounded struct {
 	net.Listener
 
 	mu      sync.Mutex
 	open    []*boundedConn // guarded by mu; the oldest first
-	emptied chan struct{}  // guarded by mu; closed when open becomes empty; nil: nobody waits
+	emptied chan struct{}  // guarded by mu; closed when open becomes empty; nil: no caller waits
 }
 
-// empty returns a channel that is closed when no connection is open. It is called at most once, after the last Accept.
+// empty returns a channel that is closed when no connection is open. It may be called only once, after the last
+// Accept.
 func (b *bounded) empty() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -100,7 +100,7 @@ func runWith(t *testing.T, path string) (*services, *Ports, func()) {
 	return s, p, stop
 }
 
-// addresses are so many.
+// addresses returns n addresses.
 func addresses(n int) (all []netip.Addr) {
 	for i := range n {
 		all = append(all, netip.AddrFrom4([4]byte{10, 0, 0, byte(i + 1)}))
@@ -108,7 +108,7 @@ func addresses(n int) (all []netip.Addr) {
 	return all
 }
 
-// ask returns status, weight and body of a port's answer.
+// ask returns the status, the weight and the body of a port's answer.
 func ask(port uint16) (answer string, err error) {
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	resp, err := c.Get(fmt.Sprintf("http://127.0.0.1:%d/healthz", port))
@@ -121,8 +121,8 @@ func ask(port uint16) (answer string, err error) {
 		strings.TrimSpace(string(body))), err
 }
 
-// TestSilentConnectionsKeepNoLoadBalancerOut: one or many clients hold the maximum number of connections of a port, and
-// a load balancer still gets an answer.
+// TestSilentConnectionsKeepNoLoadBalancerOut: one client or many clients hold the maximum number of connections of a
+// port and send nothing. A load balancer still gets an answer.
 func TestSilentConnectionsKeepNoLoadBalancerOut(t *testing.T) {
 	s, _ := run(t)
 	port := freePort(t)
@@ -148,8 +148,8 @@ func TestSilentConnectionsKeepNoLoadBalancerOut(t *testing.T) {
 	}
 }
 
-// TestRequestOfAnAcceptedConnectionIsAnsweredDuringTheEnd: the kernel has accepted the connection, so no other process
-// can answer its request. Idle connections do not delay the end.
+// TestRequestOfAnAcceptedConnectionIsAnsweredDuringTheEnd: the process ends after the kernel has accepted a
+// connection. It still answers the request, because no other process can. Idle connections do not delay the end.
 func TestRequestOfAnAcceptedConnectionIsAnsweredDuringTheEnd(t *testing.T) {
 	p := New(&services{}, Options{Address: "127.0.0.1", Log: log.Discard()})
 	at, err := p.listen(t.Context(), 0)
@@ -270,8 +270,8 @@ func TestPortThatCannotBeOpenedIsAProblem(t *testing.T) {
 	servicetest.Eventually(t, "no problem", func() bool { return s.problem() == "map[]" && p.Open() == 2 })
 }
 
-// TestAnswerStaysWhileNothingIsKnown: while the datapath subscribes again, or after this process has started, the
-// kernel still forwards to its previous backends, so the previous answer is correct.
+// TestAnswerStaysWhileNothingIsKnown: the datapath subscribes again, or this process has just started. The answer
+// stays the same, because the kernel still forwards to the previous backends.
 func TestAnswerStaysWhileNothingIsKnown(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "health-checks.json")
 	s, _, stop := runWith(t, path)

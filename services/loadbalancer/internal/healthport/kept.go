@@ -15,13 +15,12 @@ import (
 )
 
 const (
-	// firstConnect is how long the ports wait for the listeners of the previous process before they listen
-	// themselves, which fails while those are open.
+	// firstConnect is how long Ports waits for the listeners of the previous process before it opens its own
+	// listeners. Opening them fails while the listeners of the previous process are open.
 	firstConnect = time.Second
 	// reconnect is the pause before another attempt to connect to the store.
 	reconnect = 200 * time.Millisecond
-	// unclaimed is how long a listener of the previous process stays open although no service with its port is
-	// known.
+	// unclaimed is how long a listener of the previous process stays open while no known service has its port.
 	unclaimed = time.Minute
 )
 
@@ -31,8 +30,8 @@ type connected struct {
 	kept   []*net.TCPListener
 }
 
-// connect connects to the store again and again until ctx ends, and passes each connection to Run. It also passes the
-// result of the first attempt if that failed.
+// connect keeps connecting to the store until ctx ends, and passes each connection to Run. If the first attempt
+// fails, it passes this result, too.
 func (p *Ports) connect(ctx context.Context, to chan<- connected) {
 	reported := ""
 	for first := true; ctx.Err() == nil; first = false {
@@ -78,11 +77,11 @@ func (p *Ports) disconnect(c connected) {
 		errs = append(errs, c.client.Close())
 	}
 	if err := errors.Join(errs...); err != nil {
-		p.log.Debug("listeners of health check ports not closed", log.Err(err))
+		p.log.Debug("cannot close listeners of health check ports", log.Err(err))
 	}
 }
 
-// adopt takes the listeners of a connection to the store, and makes the store keep the listeners of the open ports.
+// adopt takes over the listeners that the store has kept, and gives the store the listeners of the open ports.
 func (p *Ports) adopt(c connected) {
 	if c.client == nil {
 		return
@@ -94,7 +93,7 @@ func (p *Ports) adopt(c connected) {
 	for _, l := range c.kept {
 		n := l.Addr().(*net.TCPAddr).AddrPort().Port() //nolint:forcetypeassert // of a TCP listener
 		if open := p.open[n]; open != nil {
-			p.closeCopy(l) // the store has it since an earlier connection of this process
+			p.closeCopy(l) // this process gave the listener to the store on an earlier connection
 			continue
 		}
 		if was := p.kept[n]; was != nil {
@@ -107,8 +106,8 @@ func (p *Ports) adopt(c connected) {
 	}
 }
 
-// claim returns the previous process's listener of a port; nil: none. A listener with another address than the
-// configured one is closed.
+// claim returns the listener of the previous process for a port; nil without one. It closes a listener whose
+// address is not the configured one.
 func (p *Ports) claim(n uint16) *net.TCPListener {
 	l := p.kept[n]
 	if l == nil {
@@ -132,7 +131,7 @@ func (p *Ports) listensAt(l *net.TCPListener) bool {
 	return err == nil && have.WithZone("").Unmap() == want.WithZone("").Unmap()
 }
 
-// keep makes the store keep a listener. Without the store, connections are refused while this process restarts.
+// keep gives a listener to the store. Without the store, connections are refused while this process restarts.
 func (p *Ports) keep(n uint16, l *net.TCPListener) {
 	if p.client == nil {
 		return
@@ -142,11 +141,11 @@ func (p *Ports) keep(n uint16, l *net.TCPListener) {
 	}
 }
 
-// drop closes a listener here and in the store.
+// drop closes a listener in this process and in the store.
 func (p *Ports) drop(n uint16, l *net.TCPListener) {
 	if p.client != nil {
 		if err := p.client.Drop(l); err != nil {
-			p.log.Debug("listener of a health check port not dropped", "port", n, log.Err(err))
+			p.log.Debug("cannot remove the listener of a health check port from the store", "port", n, log.Err(err))
 		}
 	}
 	p.closeCopy(l)
@@ -154,11 +153,12 @@ func (p *Ports) drop(n uint16, l *net.TCPListener) {
 
 func (p *Ports) closeCopy(l *net.TCPListener) {
 	if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-		p.log.Debug("listener of a health check port not closed", log.Err(err))
+		p.log.Debug("cannot close the listener of a health check port", log.Err(err))
 	}
 }
 
-// expire closes the previous process's listeners that no service has claimed in time. Services may be listed late.
+// expire closes the previous process's listeners that no service has claimed in time. It waits, because services may
+// be listed late.
 func (p *Ports) expire() {
 	if len(p.kept) == 0 || time.Since(p.adopted) < p.unclaimed {
 		return

@@ -26,7 +26,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// keeper is a store of listeners, which survives the ports.
+// keeper is a store of listeners, which outlives the ports.
 type keeper struct {
 	*listeners.Store
 	t    *testing.T
@@ -65,7 +65,7 @@ func (k *keeper) start() {
 	k.t.Cleanup(k.stop)
 }
 
-// keeps waits until the store has so many listeners.
+// keeps waits until the store has n listeners.
 func (k *keeper) keeps(n int) {
 	k.t.Helper()
 	servicetest.EventuallyNil(k.t, "listeners in the store", func() error {
@@ -76,7 +76,7 @@ func (k *keeper) keeps(n int) {
 	})
 }
 
-// ports runs ports with the store, until stop.
+// ports runs ports with the store until the returned stop is called.
 func (k *keeper) ports(change func(*Ports)) (s *services, p *Ports, stop func()) {
 	k.t.Helper()
 	s = &services{changed: make(chan struct{}), problems: make(map[string]error)}
@@ -124,8 +124,8 @@ func local(name string, port uint16) owner.Local {
 	}
 }
 
-// TestRequestsWaitForTheNextProcess: a health check port refuses no connection while no process serves it, and the next
-// process answers. A connection that was accepted is answered before the end.
+// TestRequestsWaitForTheNextProcess: a health check port refuses no connection while no process serves it, and the
+// next process answers. The first process still answers connections that it has accepted.
 func TestRequestsWaitForTheNextProcess(t *testing.T) {
 	k := newKeeper(t)
 	s, _, stop := k.ports(nil)
@@ -146,12 +146,12 @@ func TestRequestsWaitForTheNextProcess(t *testing.T) {
 		t.Errorf("%d ports are open, problems %s", p.Open(), s.problem())
 	}
 	s.set(local("web", web))
-	k.keeps(1) // the service has gone
+	k.keeps(1) // the service was removed
 	stop()
 }
 
-// TestPortOfAServiceThatIsGoneIsClosed: if no service has the port of the previous process any more, connections are
-// refused after a while. A listener at another address than the configured one is closed.
+// TestPortOfAServiceThatIsGoneIsClosed: a service was removed while no process ran. Its port refuses connections
+// after a while. A listener at an address that is no longer configured is closed.
 func TestPortOfAServiceThatIsGoneIsClosed(t *testing.T) {
 	k := newKeeper(t)
 	s, _, stop := k.ports(nil)
@@ -179,7 +179,8 @@ func TestPortOfAServiceThatIsGoneIsClosed(t *testing.T) {
 	k.keeps(1)
 }
 
-// TestListenersAreKeptByTheNextStore: the store is another process, which restarts, too.
+// TestListenersAreKeptByTheNextStore: the store is another process, which may restart, too. The next store gets the
+// listeners again.
 func TestListenersAreKeptByTheNextStore(t *testing.T) {
 	k := newKeeper(t)
 	s, _, stop := k.ports(nil)

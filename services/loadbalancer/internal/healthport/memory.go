@@ -16,15 +16,14 @@ import (
 )
 
 // memory stores, for each service, the addresses that the datapath last enforced. The kernel continues to forward to
-// them while the datapath or this process restarts. The file is only valid for one boot, because a reboot removes them
-// from the kernel.
+// them while the datapath or this process restarts. The file is valid for only one boot, because a reboot clears the
+// kernel's tables.
 type memory struct {
 	path string // "": not kept across a restart
 	boot string
 
 	led map[service.Name][]netip.Addr
-	// unlisted contains the services in led that come from an earlier process and that this process has not listed
-	// yet.
+	// unlisted contains the services in led that an earlier process stored and that this process has not listed yet.
 	unlisted map[service.Name]bool
 }
 
@@ -73,8 +72,8 @@ func openMemory(path string) (*memory, error) {
 	return m, nil
 }
 
-// leads reports whether the datapath forwards to a ready address of the service on this node. While that is unknown, it
-// uses the last known addresses.
+// leads reports whether the datapath forwards to a ready address of the service on this node. While that is unknown,
+// it answers from the last known addresses.
 func (m *memory) leads(l owner.Local) bool {
 	switch {
 	case len(l.Ready) == 0 || l.Enforced == owner.NotEnforced:
@@ -85,8 +84,8 @@ func (m *memory) leads(l owner.Local) bool {
 	return slices.ContainsFunc(m.led[l.Name], func(a netip.Addr) bool { return slices.Contains(l.Ready, a) })
 }
 
-// update stores the state of the given services, and removes all others. Services of an earlier process stay until they
-// have been listed once.
+// update stores the state of the given services, and removes all others. A service that an earlier process stored
+// stays until it was listed once.
 func (m *memory) update(all []owner.Local) error {
 	led, changed := make(map[service.Name][]netip.Addr, len(all)), false
 	for _, l := range all {

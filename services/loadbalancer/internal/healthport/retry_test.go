@@ -34,8 +34,8 @@ func (c *counting) Report(ctx context.Context, what string, why error) error {
 	return c.services.Report(ctx, what, why)
 }
 
-// TestTakenPortIsTriedAgainWithoutAChange: listening on a port that is in use is retried without a change of services.
-// The problem is reported once.
+// TestTakenPortIsTriedAgainWithoutAChange: a health check port is in use by another program. The process retries
+// without a change of services, and reports the problem once.
 func TestTakenPortIsTriedAgainWithoutAChange(t *testing.T) {
 	other, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -242,9 +242,9 @@ func (s *Scanner) values(begin, end byte, value func()) {
 	s.depth--
 }
 
-// Halve divides the array that is the next value before the element at the position mid. The returned Scanner reads
-// the elements before mid by Rest, and s continues with the element at mid, by RestOfArray. One of them fails if no
-// element begins at mid.
+// Halve splits the array that is the next value. The returned Scanner reads the elements before the position mid, by
+// calling Rest. s continues with the element at mid, by calling RestOfArray. If no element begins at mid, one of the
+// two fails.
 func (s *Scanner) Halve(mid int) (first Scanner, ok bool) {
 	if s.peek() != '[' || mid <= s.at+1 || mid >= len(s.text) || s.text[mid-1] != ',' {
 		return Scanner{}, false
@@ -267,7 +267,7 @@ func (s *Scanner) Rest(element func()) {
 	}
 }
 
-// RestOfArray reads elements until the end of an array that Halve has begun.
+// RestOfArray reads the remaining elements of an array after Halve.
 func (s *Scanner) RestOfArray(element func()) {
 	for !s.failed {
 		if element(); s.next(']') {
@@ -300,7 +300,7 @@ func (s *Scanner) Skip() {
 	}
 }
 
-// skipAll is values for values of any type. It is faster, because it calls no function for each value.
+// skipAll does the same as values, but skips all values. It is faster, because it calls no function for each value.
 func (s *Scanner) skipAll(begin, end byte, keys bool) {
 	if s.depth++; s.depth > maxDepth || !s.next(begin) {
 		s.Fail()

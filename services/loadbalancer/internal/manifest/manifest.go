@@ -3,9 +3,9 @@
 
 // Package manifest reads Services and EndpointSlices from YAML and JSON, and reports the location of mistakes.
 //
-// Texts are read strictly: unknown fields, duplicate fields, values of the wrong type and invalid
-// values are rejected with the document and the path of the field. A known field without effect
-// here is a note. A document may be a list of objects.
+// Texts are read strictly: unknown fields, duplicate fields, values of the wrong type and invalid values are rejected
+// with the document and the path of the field. A known field that has no effect in Sluice leads to a note. A document
+// may be a list of objects.
 //
 // An API server has already accepted its objects (OfService, OfSlice). If Sluice does not support a part of such an
 // object, it omits that part with a note and uses all other parts. Only an object without a name is rejected.
@@ -83,7 +83,7 @@ func (v Violation) Where() (document int, path, mistake string) { return v.Docum
 
 // Error describes the mistakes in a manifest.
 type Error struct {
-	// Whole is the error if the text could not be split into documents. There are then no violations.
+	// Whole is the error if the text could not be split into documents; Error then has no violations.
 	Whole      error
 	Violations []Violation
 }
@@ -106,7 +106,7 @@ func (e *Error) Error() string {
 
 // Unreadable is an object or document that cannot be read.
 type Unreadable struct {
-	// Key names the object. It is the zero value if the document does not identify the object.
+	// Key identifies the object; the zero value if the document does not identify an object.
 	Key service.ObjectKey
 	// Service contains the readable parts of a Service.
 	Service *service.Service
@@ -252,8 +252,8 @@ func (d *decoder) failWhole(path, format string, args ...any) {
 	d.leaveOut(service.ObjectKey{}, nil)
 }
 
-// part records an unusable part of an object. In a text, the part is a violation. In an object of an API server, it
-// becomes a note, and the caller continues without the part.
+// part records an unusable part of an object. In the text of a manifest, it records a violation. In an object of an
+// API server, it records a note, and the caller omits the part.
 func (d *decoder) part(path, format string, args ...any) {
 	if !d.lenient {
 		d.fail(path, format, args...)
@@ -269,8 +269,8 @@ func (d *decoder) remark(path, text string) {
 	}
 }
 
-// odd records a contradiction between parts of an object: as a violation in a text, as a note in an object of an API
-// server.
+// odd records a contradiction between parts of an object: a violation in the text of a manifest, a note in an object
+// of an API server.
 func (d *decoder) odd(path, format string, args ...any) {
 	if d.lenient {
 		d.remark(path, fmt.Sprintf(format, args...))
@@ -380,7 +380,7 @@ func (d *decoder) object(h wire.Head, text []byte) {
 		if k, ok := nearest.KindOf(h.APIVersion, h.Kind, similarKinds); ok && k.Name != h.Kind {
 			hint = "; did you mean " + k.Name + "?"
 		}
-		d.failWhole("kind", "%q of %q is not taken: Service of v1 and EndpointSlice of discovery.k8s.io/v1 are%s", h.Kind,
+		d.failWhole("kind", "%q of %q is not supported: use v1 Service or discovery.k8s.io/v1 EndpointSlice%s", h.Kind,
 			h.APIVersion, hint)
 		return
 	}
@@ -412,7 +412,7 @@ func (d *decoder) lenientOf(kind service.Kind, text []byte) (service.ObjectKey, 
 	check := checkSubdomain
 	if kind == service.KindService {
 		var in wire.Service
-		// The mistakes have already been recorded; all valid fields are set.
+		// UnmarshalCaseSensitivePreserveInts sets all valid fields. The mistakes were recorded before.
 		_ = kjson.UnmarshalCaseSensitivePreserveInts(text, &in)
 		meta, s, check = &in.Metadata, l.serviceOf(&in), checkLabel
 	} else {

@@ -13,20 +13,19 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// onePass reads the kind and the body of each object in one pass over a JSON document. It can only read documents
-// without mistakes and without unknown fields. For any other document it fails; the decoder then reads it again and
-// finds the mistakes. It exists because a general decoder needs six passes over a list, since it must know the kind
-// before the body.
+// onePass is a fast decoder that reads the kind and the body of each object in one pass over a JSON document. It
+// fails for a document with a mistake or an unknown field; then decoder reads the document again and finds the
+// mistakes. A general decoder needs six passes over a list, because it must know the kind before the body.
 type onePass struct {
 	jsonscan.Scanner
-	of decoder // decoder of this document; if it has violations, the document has mistakes
+	of decoder // collects the objects; if it has violations, the document has mistakes
 
 	text    string
 	halve   bool // read a long list in two halves
-	halved  bool // it was read so
+	halved  bool // the list was read in two halves
 	service wire.Service
 	slice   wire.Slice
-	// Values to which pointers in service and slice point.
+	// The following fields hold the values to which pointers in service and slice point.
 	texts   []string
 	numbers []int32
 	hints   []wire.EndpointHints
@@ -81,14 +80,14 @@ func (d *decoder) onePass(number int, text string) *onePass {
 	}
 }
 
-// largeList is the size of a list from which on two goroutines read it.
+// largeList is the size in bytes above which two goroutines read a list.
 const largeList = 256 << 10
 
 // itemBegins are the first bytes of items in lists of an API server and of kubectl.
 var itemBegins = []string{`,{"apiVersion":`, `,{"metadata":`, `,{"kind":`}
 
-// middle returns the position of an item near the middle of a list whose items begin at the given position; 0: it finds
-// none. The position may be wrong, for example of an owner reference. Then reading one of the halves fails.
+// middle returns the position of an item near the middle of a list whose items begin at begin; 0 if it finds none.
+// The position may be wrong, for example the position of an owner reference. Reading one of the halves then fails.
 func middle(text string, begin int) int {
 	half := begin + (len(text)-begin)/2
 	best := 0
@@ -100,7 +99,7 @@ func middle(text string, begin int) int {
 	return best
 }
 
-// items reads the items of a list, a long list in two halves at once.
+// items reads the items of a list. Two goroutines read the halves of a long list.
 func (p *onePass) items(head *wire.Head) {
 	if p.halve {
 		if first, ok := p.Halve(middle(p.text, p.At())); ok {
@@ -123,7 +122,7 @@ func (p *onePass) items(head *wire.Head) {
 	p.Array(func() { p.item(head) })
 }
 
-// readAllOnce is readOnce for a stream of JSON documents.
+// readAllOnce is like readOnce, for a stream of JSON documents.
 func (d *decoder) readAllOnce(data []byte) bool {
 	number := 0
 	for _, chunk := range yamlstream.Chunks(data) {

@@ -72,7 +72,7 @@ func everyField(of reflect.Type, name string) any {
 	return out
 }
 
-// onePassTexts returns JSON documents that one pass reads.
+// onePassTexts returns JSON documents that onePass can read.
 func onePassTexts(t testing.TB) []string {
 	t.Helper()
 	marshal := func(x any) string {
@@ -97,7 +97,7 @@ func onePassTexts(t testing.TB) []string {
 		"ports": null, "metadata": {"name": "a.b", "creationTimestamp": null, "labels": null}, "endpoints": []}`)
 }
 
-// agree compares one pass with the decoder that finds mistakes, and reports whether one pass read the document.
+// agree compares onePass with the decoder that finds mistakes, and reports whether onePass could read the document.
 func agree(t *testing.T, text string) bool {
 	t.Helper()
 	once := &decoder{options: Options{Namespace: "default"}}
@@ -128,8 +128,8 @@ func objectsText(all []Object) string {
 	return strings.Join(out, "\n")
 }
 
-// TestOnePassReadsEveryField fails if a field is added only to package wire: every document with it would use the slow
-// decoder.
+// TestOnePassReadsEveryField fails if a field is added to package wire but not to onePass: the slow decoder would
+// then read every document with the field.
 func TestOnePassReadsEveryField(t *testing.T) {
 	for _, text := range onePassTexts(t) {
 		if !agree(t, text) {
@@ -147,7 +147,7 @@ func TestOnePassReadsWhatTheDecoderReads(t *testing.T) {
 		}
 		for i := range text {
 			damages := []string{"", "x", "0", "\"", ",", "}", "null", "\\", text[i:min(i+12, len(text))]}
-			for n := range 2 { // all of them at each byte would take a minute with the race detector
+			for n := range 2 { // corrupting all documents at each byte would take a minute with the race detector
 				if agree(t, text[:i]+damages[(2*i+n)%len(damages)]+text[i+1:]) {
 					read++
 				}
@@ -211,7 +211,7 @@ func FuzzOnePass(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) { agree(t, text) })
 }
 
-// TestStreamsAreReadOnce has streams of several documents, and one whose last document has a mistake.
+// TestStreamsAreReadOnce reads streams of several documents, one of them with a mistake in its last document.
 func TestStreamsAreReadOnce(t *testing.T) {
 	all := jsonOf(t, whole)
 	stream := "---\n" + all[0] + "\n---\n\n--- " + all[1] + "\n"
@@ -230,7 +230,7 @@ func TestStreamsAreReadOnce(t *testing.T) {
 }
 
 // TestLongListsAreReadInHalves: two goroutines read a long list, and their result equals the result of the complete
-// decoder. They also give up on a list with a mistake in one half, or whose middle is not found.
+// decoder. They give up on a list with a mistake in one half, and on a list whose middle is not found.
 func TestLongListsAreReadInHalves(t *testing.T) {
 	slice := func(name, more string) string {
 		return `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"` + name + `"` + more +

@@ -175,10 +175,9 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 		}
 	}
 	if len(in.Spec.LoadBalancerSourceRanges) > 0 && len(out.SourceRanges) == 0 && d.lenient {
-		// Without any range, all clients could use the addresses. None of the given ranges could be parsed, so
-		// no client may use them.
+		// No range could be parsed. An empty list would allow all clients, so use a range that matches no client.
 		out.SourceRanges = []netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 32)}
-		d.notef("spec.loadBalancerSourceRanges: none can be read: no client may use the load balancer addresses")
+		d.notef("spec.loadBalancerSourceRanges: no range can be read, so no client may use the load balancer addresses")
 	}
 	if len(in.Spec.LoadBalancerSourceRanges) > 0 && out.Type != service.LoadBalancer {
 		d.part("spec.loadBalancerSourceRanges", "needs spec.type LoadBalancer")
@@ -187,7 +186,7 @@ func (d *decoder) addresses(in *wire.Service, out *service.Service) {
 	out.SourceRanges = slices.Compact(out.SourceRanges)
 }
 
-// distinct parses a list of addresses and passes each once.
+// distinct parses a list of addresses and passes each distinct address to take.
 func (d *decoder) distinct(path string, texts []string, take func(netip.Addr, int)) {
 	seen := make(map[netip.Addr]bool, len(texts))
 	for i, text := range texts {
@@ -214,7 +213,7 @@ func (d *decoder) families(in *wire.Service, out *service.Service) {
 		if len(in.Spec.IPFamilies) == 0 || d.lenient && !out.IPv4 && !out.IPv6 {
 			out.IPv4, out.IPv6 = out.IPv4 || a.Is4(), out.IPv6 || a.Is6()
 		} else if a.Is4() && !out.IPv4 || a.Is6() && !out.IPv6 {
-			d.odd("spec.clusterIPs", "%s is of a family that spec.ipFamilies does not name", a)
+			d.odd("spec.clusterIPs", "spec.ipFamilies does not contain the family of %s", a)
 		}
 	}
 	if !out.IPv4 && !out.IPv6 {
@@ -350,7 +349,7 @@ func (d *decoder) behaviour(in *wire.Service, out *service.Service) {
 func (d *decoder) notesOf(in *wire.Service, out *service.Service) {
 	switch {
 	case out.OtherProxy != "":
-		d.notef("metadata.labels[%s]: %q serves this service, which has no frontend here", labelOtherProxy, out.OtherProxy)
+		d.notef("metadata.labels[%s]: the proxy %q serves this service; it has no frontend here", labelOtherProxy, out.OtherProxy)
 		return
 	case out.Type == service.ExternalName:
 		d.notef("spec.type: a service of type ExternalName is a name in DNS and has no frontend")
@@ -359,11 +358,11 @@ func (d *decoder) notesOf(in *wire.Service, out *service.Service) {
 		return
 	}
 	if len(out.ClusterIPs) == 0 {
-		d.notef("spec.clusterIPs: is empty, and Sluice assigns no cluster IPs: the service has none")
+		d.notef("spec.clusterIPs: is empty; Sluice assigns no cluster IPs, so the service has none")
 	}
 	for i, p := range out.Ports {
 		if p.NodePort == 0 && (out.Type == service.NodePort || out.Type == service.LoadBalancer && allocates(in)) {
-			d.notef("spec.ports[%d].nodePort: is 0, and Sluice assigns no node ports: the port has none", i)
+			d.notef("spec.ports[%d].nodePort: is 0; Sluice assigns no node ports, so the port has none", i)
 		}
 	}
 	if in.Metadata.Annotations[annotationRanges] != "" {

@@ -72,7 +72,7 @@ func (d *decoder) slicePorts(in []wire.EndpointPort, out *service.Slice) {
 		return
 	}
 	if len(in) == 0 {
-		d.notef("ports: is empty: the endpoints are no backends")
+		d.notef("ports: is empty, so the endpoints are not backends")
 	}
 	names := make(map[string]bool, len(in))
 	out.Ports = make([]service.SlicePort, 0, len(in))

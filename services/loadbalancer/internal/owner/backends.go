@@ -9,13 +9,12 @@ import (
 	"net/netip"
 )
 
-// backends counts the services of each address and port. It stores only 64-bit hashes, which takes
-// a third of the memory. A collision, which would make the count of distinct backends too low, is
-// extremely unlikely.
+// backends counts the services of each address and port. It stores only 64-bit hashes, which need a third of the
+// memory. A collision would make the count of distinct backends too low, but is extremely unlikely.
 type backends struct {
 	seed maphash.Seed
 	once hashes            // hashes with at least one service
-	more map[uint64]uint32 // the number of further services, where there are several
+	more map[uint64]uint32 // for a hash with several services: the number of services after the first
 }
 
 func newBackends() backends {
@@ -30,7 +29,7 @@ func (b *backends) hash(at netip.AddrPort) uint64 {
 	return maphash.Bytes(b.seed, text[:])
 }
 
-// of returns the number of services of a hash.
+// of returns the number of services with a hash.
 func (b *backends) of(h uint64) int {
 	if !b.once.has(h) {
 		return 0

@@ -39,8 +39,8 @@ func large(namespace string, network byte, services, n int) (out []manifest.Obje
 	return out
 }
 
-// TestTenantHas250000BackendsBesideTheReserve: with the default limit and the capacity that the datapath's maps report,
-// a single tenant has 5,000 services of 50 backends, and the tenant "system" has its backends nevertheless.
+// TestTenantHas250000BackendsBesideTheReserve: with the default limit and the capacity of the datapath's maps, a
+// single tenant can have 5,000 services of 50 backends. The tenant "system" still has its reserve of backends.
 func TestTenantHas250000BackendsBesideTheReserve(t *testing.T) {
 	const services, each, ofSystem = 5000, 50, 25_000
 	o := start(t, loadConfig(), t.TempDir(), managed.SourceKubernetes)

@@ -23,11 +23,11 @@ type Outcome = managed.Outcome[service.ObjectKey, []string]
 type Request struct {
 	managed.Caller
 	Manifests    []byte
-	Namespace    string // of documents without one; empty: default
+	Namespace    string // namespace of documents without a namespace; empty: default
 	AllowUnknown bool   // drop unknown fields instead of rejecting them
 }
 
-// largeText is a number of bytes: a call with manifests of at least this size is a burst (see package burst).
+// largeText is a size in bytes. A call with manifests of at least this size counts as a burst (see package burst).
 const largeText = 128 << 10
 
 // Upsert adds or replaces objects of a manager.
@@ -96,8 +96,8 @@ func (o *Owner) Delete(ctx context.Context, c managed.Caller, keys []service.Obj
 	})
 }
 
-// Complete deletes the objects that a manager has not named in this run. incarnation is the run
-// that received the listing.
+// Complete deletes the objects that a manager has not sent in this run. incarnation is the run in which the manager
+// has sent its objects; if the process was restarted since, Complete fails.
 func (o *Owner) Complete(ctx context.Context, c managed.Caller, incarnation [16]byte) (Outcome, error) {
 	return o.change(ctx, c, func() (*edit, error) {
 		if err := c.CheckRun(incarnation, o.incarnation); err != nil {
@@ -132,7 +132,7 @@ func (o *Owner) change(ctx context.Context, c managed.Caller, find func() (*edit
 		if e.completes {
 			o.sources.managerSynced(c.Manager)
 		}
-		// Endpoints that are left out, and frontends that other services have, depend on the state.
+		// The notes on omitted endpoints, and on frontends that belong to other services, depend on the state.
 		for i := range e.Changes {
 			x := &e.Changes[i]
 			if x.Type == managed.Deleted || x.Type == managed.Absent || x.Key.Kind != service.KindService {

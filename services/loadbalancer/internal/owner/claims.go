@@ -11,23 +11,23 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// claims records which services want a frontend. The oldest of them has it.
+// claims records which services claim a frontend. The oldest of these services gets it.
 type claims struct {
 	winners   map[frontend.Key]*joined   // which service has a frontend
-	contested map[frontend.Key][]*joined // all services that want a frontend, if there are several
+	contested map[frontend.Key][]*joined // all services that claim a frontend, if there are several
 }
 
 func newClaims() claims {
 	return claims{winners: make(map[frontend.Key]*joined), contested: make(map[frontend.Key][]*joined)}
 }
 
-// older orders services that want the same frontend: the first one gets it. A shadow gets none that another service
-// wants.
+// older orders services that claim the same frontend: the first one gets it. A shadow gets no frontend that another
+// service claims.
 func older(a, b *joined) int {
 	return cmp.Or(shadowsLast(a.name, b.name), cmp.Compare(a.object.created, b.object.created), a.name.Compare(b.name))
 }
 
-// add adds a service that wants a frontend.
+// add adds a service that claims a frontend.
 func (c *claims) add(k frontend.Key, j *joined) {
 	first := c.winners[k]
 	if first == nil {
@@ -60,7 +60,7 @@ func (c *claims) remove(k frontend.Key, j *joined) {
 // winner returns the service that has a frontend, or nil.
 func (c *claims) winner(k frontend.Key) *joined { return c.winners[k] }
 
-// wanted returns how many services want a frontend.
+// wanted returns how many services claim a frontend.
 func (c *claims) wanted(k frontend.Key) int {
 	if n := len(c.contested[k]); n > 0 {
 		return n

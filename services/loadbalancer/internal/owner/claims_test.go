@@ -15,7 +15,7 @@ import (
 func TestOlderServiceKeepsAFrontend(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir())
 	o.apply(web)
-	out := o.apply(api) // before web by name
+	out := o.apply(api) // the name sorts before web
 	if n := out.Changes[0].Notes; len(n) != 1 || !strings.Contains(n[0],
 		"belongs to service default/web, which is older") {
 		t.Errorf("notes %q", n)
@@ -25,7 +25,7 @@ func TestOlderServiceKeepsAFrontend(t *testing.T) {
 	if got := show(x.has); got != "10.96.0.1:80/tcp of default/web inside reject" {
 		t.Errorf("the subscriber has %s", got)
 	}
-	// A service with an older creation time gets the frontend, and loses it again.
+	// The service gets an older creation time and therefore the frontend. Then it loses the frontend again.
 	o.apply(strings.Replace(api, "name: api", "name: api, creationTimestamp: 1999-01-01T00:00:00Z", 1))
 	x.until(3)
 	if got := show(x.has); got != "10.96.0.1:80/tcp of default/api inside reject" {

@@ -14,18 +14,18 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// maxRepeats bounds how often, on average, the objects of a service may name each frontend or
-// backend when it has as many as the limits allow. A megabyte of slices with a hundred ports each
-// names millions of backends, which must not all be computed only to be counted.
+// maxRepeats limits duplicates in the objects of a service: how often, on average, they may list each frontend or
+// backend if the service has as many of them as the limits allow. A megabyte of slices with a hundred ports each
+// lists millions of backends. The service is refused without computing all of these.
 const maxRepeats = 4
 
 // demand counts the frontends and backends that services will need.
 type demand struct {
 	index    *index
-	keys     map[frontend.Key]int // how many more services need each frontend
-	places   map[uint64]int       // likewise, for backends
-	winners  int                  // number of frontends then
-	distinct int                  // number of backends then
+	keys     map[frontend.Key]int // how many more services need each frontend after the change
+	places   map[uint64]int       // the same for backends
+	winners  int                  // number of frontends after the change
+	distinct int                  // number of backends after the change
 }
 
 // grown is the number of frontends or backends that the change of a service adds.
@@ -34,8 +34,8 @@ type grown struct {
 	by   int
 }
 
-// checkLimits checks that the frontends and backends of changed services are within the limits. It returns
-// an error for the first limit that would be exceeded, which names a service.
+// checkLimits checks that the frontends and backends of changed services are within the limits. If the change would
+// exceed a limit, it returns an error that contains the limit and a service.
 func (ix *index) checkLimits(l *Limits, after map[service.Name]*joined) error {
 	if ix.surelyWithinLimits(l, after) {
 		return nil
@@ -43,7 +43,7 @@ func (ix *index) checkLimits(l *Limits, after map[service.Name]*joined) error {
 	return ix.computeDemand(l, after)
 }
 
-// computeDemand does the work of checkLimits for services that may exceed a limit: it computes their frontends and
+// computeDemand does the work of checkLimits for services that may exceed a limit, by computing their frontends and
 // backends.
 func (ix *index) computeDemand(l *Limits, after map[service.Name]*joined) error {
 	had := ix.counts()
@@ -85,8 +85,8 @@ func (ix *index) computeDemand(l *Limits, after map[service.Name]*joined) error 
 	return nil
 }
 
-// surelyWithinLimits reports whether changed services are within the limits even if all the frontends and backends
-// that they name are new.
+// surelyWithinLimits reports whether changed services are within the limits even if all frontends and backends that
+// their objects list are distinct and new.
 func (ix *index) surelyWithinLimits(l *Limits, after map[service.Name]*joined) bool {
 	had := ix.counts()
 	frontends, backends := had.frontends, had.backends
@@ -100,8 +100,7 @@ func (ix *index) surelyWithinLimits(l *Limits, after map[service.Name]*joined) b
 	return frontends <= l.Frontends && backends <= l.Backends
 }
 
-// countNamed rejects a service that names more frontends or backends than the limits allow, before they
-// are computed.
+// countNamed rejects a service whose objects list too many frontends or backends, before these are computed.
 func (l *Limits) countNamed(name service.Name, before, then compile.View) error {
 	f0, b0 := before.Named()
 	f1, b1 := then.Named()
@@ -116,7 +115,7 @@ func (l *Limits) countNamed(name service.Name, before, then compile.View) error 
 	return nil
 }
 
-// add counts what a service wants; with by -1 it subtracts that.
+// add adds the frontends and backends of a service to the demand; with by -1, it subtracts them.
 func (r *demand) add(v compile.View, by int) (keys, backends int) {
 	for _, k := range r.index.node.Keys(v.Service) {
 		r.winners += change(r.keys, k, r.index.claims.wanted(k), by)
@@ -130,8 +129,8 @@ func (r *demand) add(v compile.View, by int) (keys, backends int) {
 	return keys, backends
 }
 
-// change adds by to the number of services that want k, and returns how that changes the number of
-// wanted keys.
+// change adds by to the number of additional services that need k, and returns the change of the number of needed
+// keys.
 func change[K comparable](more map[K]int, k K, had, by int) int {
 	was := present(had + more[k])
 	more[k] += by

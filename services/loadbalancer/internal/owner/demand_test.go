@@ -32,8 +32,8 @@ func portsOf(n int) string {
 	return joinedItems(n, func(i int) string { return fmt.Sprintf(`{"name":"p%d","port":%d}`, i, i+1) })
 }
 
-// vast is Service a with some ports and load balancer addresses, and its slices, each with its own
-// endpoints on a hundred ports.
+// vast returns Service a with the given number of ports and load balancer addresses, and its slices. Each slice has
+// its own endpoints, with a hundred ports.
 func vast(ports, ingress, parts, endpoints int) (web, ends string) {
 	web = fmt.Sprintf(`{"apiVersion":"v1","kind":"Service","metadata":{"name":"a"},"spec":{"type":"LoadBalancer",`+
 		`"clusterIP":"10.96.0.1","ports":[%s]},"status":{"loadBalancer":{"ingress":[%s]}}}`, portsOf(ports),
@@ -50,7 +50,8 @@ func vast(ports, ingress, parts, endpoints int) (web, ends string) {
 }
 
 // TestVastServicesAreRefusedByName: a few hundred kilobytes of manifests describe millions of frontends or backends.
-// They are refused in any order, with the name of the service, before the frontends are computed.
+// They are refused before the frontends are computed, in whatever order they arrive. The error contains the name of
+// the service.
 func TestVastServicesAreRefusedByName(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits = Limits{
@@ -76,8 +77,8 @@ func TestVastServicesAreRefusedByName(t *testing.T) {
 	refused("2,000,000 backends", web+ends, "service default/a would have up to 2000000 backends, the limit is 65536")
 	o.apply(ends)
 	refused("their service alone", web, "service default/a would have up to 2000000 backends, the limit is 65536")
-	// With a protocol that its slices do not have, the service has no backends; then a change to
-	// their protocol is rejected.
+	// First the service uses another protocol than its slices, so it has no backends. The change to the protocol of
+	// the slices is rejected.
 	o.apply(strings.ReplaceAll(web, `"port":`, `"protocol":"UDP","port":`))
 	refused("the protocol of its slices", web, "service default/a would have up to 2000000 backends")
 	frontends, _ := vast(1000, 2000, 0, 0)
@@ -106,8 +107,8 @@ func TestSlicesMayRepeatEndpoints(t *testing.T) {
 	}
 }
 
-// TestSumsAdmitCallsFarBelowTheLimits: a sum of the named frontends and backends decides on a call far below the
-// limits. It never admits a call that the complete computation refuses.
+// TestSumsAdmitCallsFarBelowTheLimits: for a call far below the limits, the sum of the listed frontends and backends
+// is enough to admit it. The sum never admits a call that the complete computation refuses.
 func TestSumsAdmitCallsFarBelowTheLimits(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	sure, refused := 0, 0

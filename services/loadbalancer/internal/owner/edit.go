@@ -15,17 +15,17 @@ type edit struct {
 	Outcome
 	puts  []*object // new or changed
 	gone  []service.ObjectKey
-	named []service.ObjectKey // named by the caller, changed or not
+	named []service.ObjectKey // objects that the caller named, even if they do not change
 	dry   bool                // only validated
-	// completes: the manager or the source has named everything.
+	// completes is set if the manager or the source has now sent everything.
 	completes bool
-	listed    []string // sources to record as listed in this state
+	listed    []string // sources that are recorded as listed in this state
 	zone      *string  // of the node; nil: unchanged
 	levels    *levels  // of the shares; nil: unchanged
-	// waits are API server objects in gone that no longer fit their share, and wait.
+	// waits contains objects of an API server in gone that no longer fit into their share, so that they wait.
 	waits []waiting
-	// redelivered is set if the source delivers the change again until it is stored. Until then it is
-	// in effect without being stored.
+	// redelivered is set if the source delivers the change again until it is stored. If the change cannot be stored,
+	// it takes effect nevertheless.
 	redelivered bool
 	unsaved     record.Change // earlier changes that are not stored yet
 
@@ -35,7 +35,7 @@ type edit struct {
 	after map[service.Name]*joined
 }
 
-// writes reports whether there is something to write.
+// writes reports whether the edit must be written to the journal.
 func (e *edit) writes() bool {
 	return len(e.puts)+len(e.gone)+len(e.listed) > 0 || e.zone != nil || e.levels != nil
 }

@@ -47,7 +47,7 @@ func newWays(o *running) *ways {
 	return x
 }
 
-// give delivers the text of an object by its source; empty: the object is removed.
+// give delivers the text of an object through the object's source; an empty text removes the object.
 func (x *ways) give(k service.ObjectKey, text string, bad error) error {
 	switch sourceOf(k) {
 	case managed.SourceKubernetes:
@@ -94,9 +94,9 @@ func (r *running) served() map[string]bool {
 	return out
 }
 
-// TestFailedChangeOfAServiceUsesNoOtherBackend makes changes of Services and slices fail in every way, by an API
-// server, in files and by calls. Until a change succeeds, connections reach no backend that they did not reach before,
-// and none that the wanted objects lack.
+// TestFailedChangeOfAServiceUsesNoOtherBackend makes changes of Services and slices from an API server, files and
+// calls fail in every possible way. Until a change succeeds, connections reach only backends that they reached before
+// and that the desired objects have, too.
 func TestFailedChangeOfAServiceUsesNoOtherBackend(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -125,7 +125,8 @@ func TestFailedChangeOfAServiceUsesNoOtherBackend(t *testing.T) {
 	}
 }
 
-// failService makes a change that may fail, and compares with the model. It returns 1 if backends are used afterwards.
+// failService makes a change that may fail, and compares with the model. It returns 1 if any backend is in use
+// afterwards.
 func failService(t *testing.T, random *rand.Rand, step int, x, model *ways) int {
 	t.Helper()
 	n := random.IntN(6)
@@ -153,7 +154,7 @@ func failService(t *testing.T, random *rand.Rand, step int, x, model *ways) int 
 		text = strings.Replace(text, "ports:\n", "ports: 7\n"+indent+"other:\n", 1)
 	case 2:
 		if source == managed.SourceFile {
-			// Not even the name can be read, so the last text stays.
+			// Not even the name of the object can be read, so its last text stays.
 			what, text, kept = "cut off", text[:strings.Index(text, "name:")]+"[", true
 		}
 	case 3:

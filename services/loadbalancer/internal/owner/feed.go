@@ -28,7 +28,7 @@ func (o *Owner) Feed(name string) *Feed {
 	return &Feed{owner: o, name: name, decoded: make(map[string]*file)}
 }
 
-// Held returns how many objects of the source are applied.
+// Held returns the number of objects that the owner has of the source.
 func (f *Feed) Held(ctx context.Context) (held int, err error) {
 	err = f.owner.loop.Do(ctx, opRead, func() {
 		f.owner.index.objects(func(x *object) {
@@ -45,12 +45,12 @@ func (f *Feed) Failed(ctx context.Context, why error) error {
 	return f.owner.loop.Do(ctx, opOther, func() { f.owner.sources.failed(f.name, why) })
 }
 
-// Set replaces the files of the source. Objects of files that are no longer listed are deleted. An
-// unreadable object is left out individually: a Service refuses connections, and a slice is not
-// used. A file's objects stay while one of its documents does not identify its object. Objects also
-// stay of files that exceed a limit, and of unreadable files. This is so for a file that was renamed,
-// too. Renames before the first listing of a run are unknown: while a file cannot be read, the
-// objects of all files that are gone since the previous run stay.
+// Set replaces the files of the source. Objects of files that are no longer listed are deleted. A single unreadable
+// object is left out: an unreadable Service refuses connections, and an unreadable slice is not used. All previous
+// objects of a file stay in three cases: the file cannot be read, it exceeds a limit, or one of its documents does
+// not identify its object. This also applies to a renamed file. Renames before the first listing of a run are
+// unknown. Therefore, while a file cannot be read, the objects of all files that disappeared since the previous run
+// stay.
 func (f *Feed) Set(ctx context.Context, files []directory.File) error {
 	current := make(map[string]*file, len(files))
 	l := &listing{source: f.name, files: current, without: make(map[string]string)}
@@ -123,7 +123,7 @@ func (f *Feed) findFormer(ctx context.Context, files []directory.File, current m
 	return f.former.Next(files, unread, held), nil
 }
 
-// maxTries bounds the files that are tried one by one when a listing exceeds a limit.
+// maxTries limits how many files are tried one by one when a listing exceeds a limit.
 const maxTries = 1000
 
 // apply applies the files of a listing.
@@ -162,8 +162,8 @@ func (l *listing) keepFormer(files map[string]*file, origin string) {
 	}
 }
 
-// fit finds which files of a listing fit when the whole listing exceeds a limit: unchanged files
-// stay, and the others are tried one after the other.
+// fit finds which files of a listing fit if the whole listing exceeds a limit. It keeps unchanged files, and tries
+// the changed files one by one.
 func (f *Feed) fit(ctx context.Context, l *listing) error {
 	// Start without the changed files, so that deletions free space first.
 	all := l.files

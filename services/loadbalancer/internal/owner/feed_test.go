@@ -77,7 +77,7 @@ func TestFilesAreTakenOver(t *testing.T) {
 	}
 	set(directory.File{Origin: "c.yaml", Same: true})
 	o.stop()
-	// The files were listed in this state: another run need not wait.
+	// The files were listed in this state, so another run does not wait.
 	o = start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
 	<-o.Ready()
 	f = o.Feed(managed.SourceFile)
@@ -114,8 +114,8 @@ func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
 	}
 }
 
-// TestRenamedFileWithoutRoomKeepsItsServices: a file exceeds a limit in the listing in which it is renamed. The
-// Services that it had stay, as they do if it keeps its name.
+// TestRenamedFileWithoutRoomKeepsItsServices: a file is renamed, and exceeds a limit in the same listing. 
+// Its former Services stay, as under the same name.
 func TestRenamedFileWithoutRoomKeepsItsServices(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	config.Limits.Services = 2

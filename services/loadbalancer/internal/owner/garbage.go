@@ -6,11 +6,11 @@ package owner
 // quiet is the number of sweeps without new garbage before memory may be freed.
 const quiet = 2
 
-// garbage notices when much memory may be freed: some time after the last change, because changes come in bursts. It
+// garbage decides when the process frees memory: some time after the last change, because changes come in bursts. It
 // belongs to the loop.
 type garbage struct {
-	sweeps int           // since the last change, from 1; 0: no change since the last token
-	due    chan struct{} // has a token when much memory may be freed
+	sweeps int           // sweeps since the last change, counted from 1; 0: no change since the last token
+	due    chan struct{} // has a token when memory should be freed
 }
 
 func newGarbage() *garbage { return &garbage{due: make(chan struct{}, 1)} }

@@ -5,8 +5,7 @@ package owner
 
 import "testing"
 
-// TestMemoryIsFreedOnceAfterABurstOfChanges: memory is freed after several quiet sweeps without a change, and only
-// once.
+// TestMemoryIsFreedOnceAfterABurstOfChanges: memory is freed once, after several sweeps without a change.
 func TestMemoryIsFreedOnceAfterABurstOfChanges(t *testing.T) {
 	g := newGarbage()
 	due := func() bool {

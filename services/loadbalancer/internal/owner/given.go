@@ -51,7 +51,7 @@ func (f *Objects) Apply(ctx context.Context, c watch.Changes[service.ObjectKey, 
 	if !errors.Is(err, failure.ErrLimit) {
 		return err
 	}
-	// Apply the objects that fit one after the other, after the deletions have freed space.
+	// Apply the deletions first, which may free capacity, and then the objects that fit, one by one.
 	if err := f.take(ctx, nil, c.Deletes); err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 		}
 		for k := range deletes {
 			if o.index.object(k) == nil {
-				o.quota.uncount(k) // it was waiting
+				o.quota.uncount(k) // the object was waiting for capacity
 			}
 			for _, k := range []service.ObjectKey{k, shadowKey(k, f.name)} {
 				if x := o.index.object(k); x != nil && x.by.Source == f.name {
@@ -137,7 +137,7 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 		accept := func(k service.ObjectKey) {
 			o.sources.accept(f.name, k.String())
 			if shadow := shadowKey(k, f.name); o.index.object(shadow) == nil {
-				o.sources.accept(f.name, shadow.String()) // it exceeded a limit
+				o.sources.accept(f.name, shadow.String()) // the shadow had exceeded a limit
 			}
 		}
 		for k := range upserts {
@@ -156,14 +156,14 @@ func (f *Objects) take(ctx context.Context, upserts map[service.ObjectKey]Given,
 	for k, g := range upserts {
 		delete(f.refused, k)
 		if _, bad := refused[k]; bad && g.Err == nil {
-			f.refused[k] = g // retry it later: a limit or the name may become available
+			f.refused[k] = g // retry later: capacity or the name may become available
 		}
 	}
 	return nil
 }
 
-// close replaces an object whose new version is unreadable, because its endpoints may no longer
-// exist. A slice is deleted. A Service keeps its addresses, which refuse connections.
+// close replaces an object whose new version is unreadable, because the endpoints of the former version may no longer
+// exist. It deletes a slice. It keeps the addresses of a Service, which then refuse connections.
 func (e *edit) close(x *object, by *managed.By, why error) {
 	if x.slice != nil {
 		e.gone = append(e.gone, x.key())

@@ -71,7 +71,7 @@ func TestObjectsOfAWatchAreTakenOneByOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-o.Ready()
-	// A call without changes retries the objects: the limit, or the name, has become available.
+	// A call without changes retries the objects, because capacity or the name may have become available.
 	if _, err := o.Delete(t.Context(), managed.Caller{}, []service.ObjectKey{serviceKey("web")}); err != nil {
 		t.Fatal(err)
 	}

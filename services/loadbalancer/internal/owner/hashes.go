@@ -3,9 +3,9 @@
 
 package owner
 
-// hashes is a set of 64-bit hashes. There may be a hundred thousand. A Go map takes 9 bytes for
-// each of up to two and a half times as many slots; this set takes 8 bytes for at most twice as
-// many right after it has grown. The zero value is empty.
+// hashes is a set of 64-bit hashes. There may be a hundred thousand hashes. A Go map has up to two and a half times
+// as many slots as elements, and needs 9 bytes per slot. This set has at most twice as many slots right after it has
+// grown, and needs 8 bytes per slot. The zero value is an empty set.
 type hashes struct {
 	places []uint64 // length is a power of two, with free slots; 0: free
 	n      int
@@ -15,10 +15,10 @@ type hashes struct {
 // long.
 func hashesFull(n, places int) bool { return n > places/5*4 }
 
-// someHash maps a hash to the set's values: 0 means free, so hash 0 counts as 1.
+// someHash maps hash 0 to 1, because 0 marks a free slot.
 func someHash(h uint64) uint64 { return max(h, 1) }
 
-// find returns the index of a hash, or the free slot where it would be.
+// find returns the slot of a hash, or the free slot in which it would be stored.
 func (s *hashes) find(h uint64) int {
 	mask := len(s.places) - 1
 	i := int(h) & mask
@@ -56,8 +56,7 @@ func (s *hashes) resize(places int) {
 	}
 }
 
-// remove removes a hash and moves later ones forward, so that a search for them does not end at a
-// free slot.
+// remove removes a hash, and moves later hashes forward, so that searches for them do not stop at the free slot.
 func (s *hashes) remove(h uint64) {
 	if !s.has(h) {
 		return
@@ -66,7 +65,7 @@ func (s *hashes) remove(h uint64) {
 	free := s.find(someHash(h))
 	s.places[free] = 0
 	for i := (free + 1) & mask; s.places[i] != 0; i = (i + 1) & mask {
-		// The hash at i may move to free if its search begins no later than there.
+		// The hash at i may move to the slot free if its search begins at that slot or before.
 		if start := int(s.places[i]) & mask; (i-start)&mask >= (i-free)&mask {
 			s.places[free], s.places[i] = s.places[i], 0
 			free = i

@@ -16,9 +16,9 @@ func TestHashesAreASet(t *testing.T) {
 		want := map[uint64]bool{}
 		var known []uint64
 		pick := func() uint64 {
-			h := 1 + r.Uint64N(domain) // 0 counts as 1
+			h := 1 + r.Uint64N(domain) // no 0, which would count as 1
 			if r.IntN(4) == 0 {
-				h <<= 32 // its first slots are those of 0
+				h <<= 32 // the search for it begins at the slots of 0
 			}
 			return h
 		}
@@ -27,7 +27,7 @@ func TestHashesAreASet(t *testing.T) {
 			if len(known) > 0 && r.IntN(3) == 0 {
 				h = known[r.IntN(len(known))]
 			}
-			// It fills for a while, then empties, and so on.
+			// The set grows for a while, then shrinks, and so on.
 			if grows := step/10_000%2 == 0; r.IntN(4) == 0 != grows {
 				s.add(h)
 				want[h] = true

@@ -16,17 +16,17 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// index holds the accepted objects, joined to services, and what follows from them: which service has which frontend,
-// the distinct backends, and the counts for limits and status. It belongs to the loop.
+// index holds the accepted objects, grouped by service, and derived data: which service has which frontend, the
+// distinct backends, and the counts for limits and status. It belongs to the loop.
 type index struct {
-	// node computes frontends. Its zone and the unit in which it counts them may change.
+	// node computes frontends. Its zone, and the unit in which it counts frontends, may change.
 	node    compile.Node
 	tenants Tenants
 
 	revision uint64 // of the content of the objects
 	services map[service.Name]*joined
 	slices   map[service.Name]*object
-	count    int                      // services that have their object, and are within limits.services
+	count    int                      // services whose object exists and is within limits.services
 	orphans  int                      // slices whose service is missing
 	checked  map[service.Name]*joined // services with health check ports
 	claims   claims                   // of all services
@@ -82,17 +82,17 @@ func (ix *index) managed(s *sources) *managed.Objects[service.ObjectKey] {
 	}
 }
 
-// service returns the service of a name with its slices, or nil. Its object may be missing.
+// service returns the service of a name with its slices, or nil. The Service object itself may be missing.
 func (ix *index) service(name service.Name) *joined { return ix.services[name] }
 
-// all yields all services with their slices. Their objects may be missing.
+// all yields all services with their slices. The Service objects themselves may be missing.
 func (ix *index) all() iter.Seq[*joined] { return maps.Values(ix.services) }
 
 // withHealthChecks yields the services with health check ports.
 func (ix *index) withHealthChecks() iter.Seq[*joined] { return maps.Values(ix.checked) }
 
-// restore sets what an earlier run knew of the objects: their revision, and the zone of the node if a source delivers
-// it.
+// restore sets the state of an earlier run: the revision of the objects, and the zone of the node if a source
+// delivers it.
 func (ix *index) restore(revision uint64, zone string) {
 	ix.revision = revision
 	if ix.node.Zone == "" {
@@ -106,7 +106,7 @@ func (ix *index) countElements(elements bool) { ix.node.CountElements = elements
 // counts are the totals of an index.
 type counts struct {
 	services, slices, orphans, healthChecks int
-	frontends, contested                    int // contested: several services want them
+	frontends, contested                    int // contested: claimed by several services
 	backends                                int // distinct
 }
 
@@ -125,7 +125,7 @@ func (ix *index) tenant(n service.Name) shares.Tenant {
 	return ix.tenants.Of(n.Namespace)
 }
 
-// keys returns the keys of the frontends that the kernel needs.
+// keys returns the keys of the frontends that the datapath needs for a service.
 func (ix *index) keys(j *joined) []frontend.Key {
 	if j.object == nil {
 		return nil
@@ -133,8 +133,8 @@ func (ix *index) keys(j *joined) []frontend.Key {
 	return ix.node.KeysWithin(j.object.service, j.share)
 }
 
-// frontends returns the frontends of a service within its share. They include frontends that an older service owns;
-// callers check the claims.
+// frontends returns the frontends of a service within its share. They include frontends that belong to an older
+// service, so callers must check the claims.
 func (ix *index) frontends(j *joined) []*frontend.Frontend {
 	fs := ix.node.Within(j.view(), j.share, nil)
 	tenant := ix.tenant(j.name)
@@ -144,7 +144,7 @@ func (ix *index) frontends(j *joined) []*frontend.Frontend {
 	return fs
 }
 
-// held returns the frontends that a service has.
+// held returns the frontends that belong to a service.
 func (ix *index) held(j *joined) []*frontend.Frontend {
 	return slices.DeleteFunc(ix.frontends(j), func(f *frontend.Frontend) bool { return ix.claims.winner(f.Key) != j })
 }
@@ -232,7 +232,7 @@ func (ix *index) changed(e *edit) map[service.Name]*joined {
 }
 
 // plan computes what an edit changes: the revisions of its objects, and the future state of the services. An object
-// without a creation time is created now. It returns the numbers of services and slices after the edit.
+// without a creation time gets the time now. It returns the numbers of services and slices after the edit.
 func (ix *index) plan(e *edit, now int64) (services, count int) {
 	services, count = ix.count, len(ix.slices)
 	for _, k := range e.gone {
@@ -362,7 +362,7 @@ func (ix *index) apply(e *edit, now int64) {
 		j.revision, j.updated = ix.revision, now
 	}
 	for _, x := range e.puts {
-		if old := ix.object(x.key()); old != nil && old.of() != x.of() { // a slice that moved to another service
+		if old := ix.object(x.key()); old != nil && old.of() != x.of() { // the slice has moved to another service
 			j := ix.services[old.of()]
 			j.revision, j.updated = ix.revision, now
 		}

@@ -31,7 +31,7 @@ func (p *places) due(now time.Time) bool {
 // tenantsMoved records that tenants of namespaces may have changed.
 func (p *places) tenantsMoved() { p.moved = true }
 
-// levels are computed levels that are not applied yet.
+// levels contains computed levels that are not applied yet.
 type levels struct {
 	touched   map[service.Name]struct{} // services that change
 	frontends *shares.Plan[place]
@@ -101,11 +101,11 @@ func (p *places) enforce(l *levels) {
 	}
 	p.frontends.Enforce(l.frontends)
 	p.backends.Enforce(l.backends)
-	p.resize() // a subscriber may have connected since
+	p.resize() // another subscriber may have connected since the levels were computed
 }
 
-// askAgain requests the backends again for the services that have more backends than the former or the
-// new maximum per service, and adds these services to touched.
+// askAgain requests backends again for the services with more backends than the former or the new maximum per
+// service. It adds these services to touched.
 func (p *places) askAgain(touched map[service.Name]struct{}) {
 	least := min(p.asked, p.perService())
 	p.asked = p.perService()
@@ -150,7 +150,7 @@ func (o *Owner) runLevels(ctx context.Context) {
 	}
 }
 
-// computeLevels computes the levels and changes the frontends accordingly.
+// computeLevels computes the levels and applies them to the frontends.
 func (o *Owner) computeLevels(ctx context.Context) error {
 	undo := func() {}
 	_, err := o.revise(ctx, func() (*edit, error) {

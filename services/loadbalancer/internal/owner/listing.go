@@ -34,8 +34,8 @@ type file struct {
 	bad  []manifest.Unreadable
 	err  error
 	keep bool // the file's accepted objects stay
-	// gone is set, with keep, if the file was renamed or removed, and an unreadable file may have its
-	// objects.
+	// gone is set, together with keep, if the file was renamed or removed. Its objects stay, because an unreadable
+	// file may contain them now.
 	gone bool
 }
 
@@ -59,7 +59,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 		_, bad := l.refused[origin]
 		return bad || f != nil && f.stays()
 	}
-	// there reports whether an object that stays is still in its file, as far as is known.
+	// there reports whether an object that stays may still be in its file.
 	there := func(origin string) bool {
 		f := l.files[origin]
 		return stays(origin) && (f == nil || !f.gone)
@@ -79,7 +79,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 			has[d.Key][origin] = true
 		}
 	}
-	// A file that has an object keeps it; the object of a second file is left out.
+	// A file keeps the objects that it has. The same object in a second file is left out.
 	taken := make(map[service.ObjectKey]string)
 	leftOut := make(map[service.ObjectKey]map[string]bool) // by origin
 	shadow := func(origin string, s *service.Service, why string) {
@@ -145,7 +145,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 					e.puts = append(e.puts, y)
 				}
 			case x != nil && x.by.Source != l.source:
-				e.gone = append(e.gone, b.Key) // no source delivers it again
+				e.gone = append(e.gone, b.Key) // the source of the object no longer delivers it
 			}
 		}
 	}
@@ -162,7 +162,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 			y := newObject(&docs[i], by)
 			x := ix.object(y.key())
 			if x != nil && x.same(y) {
-				docs[i].Service, docs[i].Slice = x.service, x.slice // keep one copy
+				docs[i].Service, docs[i].Slice = x.service, x.slice // keep only one copy in memory
 				continue
 			}
 			e.puts = append(e.puts, y)
@@ -185,7 +185,7 @@ func (l *listing) compare(ix *index, s *sources) *edit {
 	return e
 }
 
-// distinct leaves out all but the first of a file's objects with equal names.
+// distinct leaves out every object of a file whose key an earlier object of the file has.
 func (f *file) distinct() {
 	first := make(map[service.ObjectKey]int, len(f.docs))
 	f.docs = slices.DeleteFunc(f.docs, func(d manifest.Object) bool {
@@ -205,9 +205,9 @@ func (f *file) named(k service.ObjectKey) bool {
 	return f != nil && slices.ContainsFunc(f.bad, func(b manifest.Unreadable) bool { return b.Key == k })
 }
 
-// closedOf returns the Service that takes the place of an unreadable one: its addresses refuse
-// connections. If none of its addresses is readable, it has the addresses of the last readable
-// version. nil if there is no address and no port.
+// closedOf returns the Service that takes the place of an unreadable one: its addresses refuse connections. If none
+// of its addresses is readable, closedOf takes the addresses of the last readable version. It returns nil if there is
+// no address and no port.
 func closedOf(b *manifest.Unreadable, last *object, by *managed.By) *object {
 	s := b.Service
 	if last != nil && last.service != nil && (s == nil || len(s.ClusterIPs) == 0 && s.HasFrontends()) {

@@ -24,7 +24,8 @@ func loadConfig() Config {
 	return config
 }
 
-// loadNamespaces is the number of namespaces of a load. Before the first levels, a namespace has an eighth of a limit.
+// loadNamespaces is the number of namespaces of a load. Before the shares are first computed, a namespace may use an
+// eighth of a limit.
 const loadNamespaces = 20
 
 // loadService returns a Service as JSON.
@@ -70,7 +71,7 @@ func loadLists(services, backends int) (lists [][]byte) {
 	return lists
 }
 
-// follow reads the frontends of a subscriber, acknowledges them, and reports each revision.
+// follow reads and acknowledges the frontends of a subscriber, and sends each revision.
 func follow(b *testing.B, o *running) <-chan uint64 {
 	b.Helper()
 	s, err := o.Subscribers().Subscribe(b.Context(), Subscription{Name: "datapath", Enforces: true})
@@ -102,7 +103,7 @@ func follow(b *testing.B, o *running) <-chan uint64 {
 	return out
 }
 
-// until waits for a revision.
+// until waits until the subscriber has a revision.
 func until(b *testing.B, revisions <-chan uint64, revision uint64) {
 	b.Helper()
 	for {
@@ -130,7 +131,7 @@ func upsertAll(b *testing.B, o *running, lists [][]byte) (revision uint64) {
 	return revision
 }
 
-// BenchmarkLoad applies services until a subscriber has all of their frontends.
+// BenchmarkLoad applies services and waits until a subscriber has all their frontends.
 func BenchmarkLoad(b *testing.B) {
 	for _, c := range []struct{ services, backends int }{{1000, 2}, {10_000, 2}, {10_000, 10}} {
 		b.Run(fmt.Sprintf("%dx%d", c.services, c.backends), func(b *testing.B) {
@@ -167,7 +168,7 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-// BenchmarkChange changes one of 10,000 services at a time until a subscriber has its frontend.
+// BenchmarkChange changes one of 10,000 services at a time, and waits until a subscriber has its frontend.
 func BenchmarkChange(b *testing.B) {
 	const services, backends = 10_000, 10
 	o := start(b, loadConfig(), b.TempDir())

@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestObjectsOfASourceThatIsGoneBelongToEveryCaller: calls may change the objects of a source that is no longer
-// configured, because this source no longer manages them.
+// TestObjectsOfASourceThatIsGoneBelongToEveryCaller: a source is no longer configured, so nothing manages its
+// objects. Calls may change them.
 func TestObjectsOfASourceThatIsGoneBelongToEveryCaller(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
 	dir := t.TempDir()
@@ -45,7 +45,8 @@ func TestObjectsOfASourceThatIsGoneBelongToEveryCaller(t *testing.T) {
 	}
 }
 
-// TestCallsMayShrinkWhatIsAboveALoweredLimit, and must not enlarge it.
+// TestCallsMayShrinkWhatIsAboveALoweredLimit: a limit was lowered below the number of existing objects. Calls may
+// remove objects, and may not add any.
 func TestCallsMayShrinkWhatIsAboveALoweredLimit(t *testing.T) {
 	for _, c := range []struct {
 		what  string

@@ -14,19 +14,19 @@ import (
 )
 
 // object is an applied service or slice. It is immutable except for named, share and cut. There may be a hundred
-// thousand.
+// thousand objects.
 type object struct {
 	by       *managed.By
 	remarks  *remarks // nil: there are none
 	revision uint64
 	updated  int64 // nanoseconds since 1970
-	created  int64 // likewise: by its author, or when it was first accepted
+	created  int64 // nanoseconds since 1970: creation time in the object, or time of its first acceptance
 	service  *service.Service
 	slice    *service.Slice
 
-	named bool // by its manager in this run
-	// share is the number of the slice's backends within the share of its tenant; only valid with
-	// cut.
+	named bool // the manager has sent it in this run
+	// share is the number of the slice's backends that fit into the share of its tenant. It is valid only if cut is
+	// set.
 	share int
 	cut   bool // some backends exceed the share
 }
@@ -59,7 +59,7 @@ func (x *object) key() service.ObjectKey {
 	return service.ObjectKey{Kind: service.KindService, Name: x.service.Name}
 }
 
-// of returns the service that the object is, or belongs to.
+// of returns the name of the service that the object is, or belongs to.
 func (x *object) of() service.Name {
 	if x.slice != nil {
 		return x.slice.Of()
@@ -97,15 +97,15 @@ func (x *object) record() record.Record {
 // joined is a service with its slices. Either may be missing.
 type joined struct {
 	name     service.Name
-	object   *object   // nil: the slices wait
+	object   *object   // nil: there is no Service object yet
 	slices   []*object // sorted by name
-	revision uint64    // of its last change, or of one of its slices
+	revision uint64    // revision of the last change of the service or of one of its slices
 	updated  int64
-	// localSince is the revision since which the node has ready endpoints of the service; 0: it has
-	// none. Only for services with a health check port.
+	// localSince is the revision at which the service got a first ready endpoint on the node; 0: it has none. It is
+	// set only for services with a health check port.
 	localSince uint64
-	// share bounds the service's frontends, because some exceed the share of its tenant; nil: all
-	// are within it.
+	// share is the number of units that the service's frontends may use, because the service exceeds the share of its
+	// tenant; nil: there is no limit.
 	share *int
 }
 
@@ -128,7 +128,7 @@ func (j *joined) whole() compile.View {
 	return v
 }
 
-// view returns the service with the backends that are within the share.
+// view returns the service without the backends that exceed the share.
 func (j *joined) view() compile.View {
 	v := j.whole()
 	if !slices.ContainsFunc(j.slices, func(x *object) bool { return x.cut }) || v.Service == nil {
@@ -159,7 +159,8 @@ func newObject(m *manifest.Object, by *managed.By) *object {
 	return x
 }
 
-// refusing returns the object in the form that applies if it exceeds limits.services.
+// refusing returns the object in the form that is used if it exceeds limits.services: its addresses refuse
+// connections.
 func (x *object) refusing() *object {
 	why := ExceedsShare + ": it exceeds the tenant's share of limits.services: cluster IPs, load balancer addresses " +
 		"and node ports refuse connections; external addresses are not served"

@@ -15,8 +15,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestOverlappingServicesNameEachOther: the notes of the later service contain the owner of the frontend, for all kinds
-// of both services.
+// TestOverlappingServicesNameEachOther: two services claim the same frontend. The notes of the later service name the
+// service that has it, whatever the types of the two services are.
 func TestOverlappingServicesNameEachOther(t *testing.T) {
 	cluster := func(port string) string { return `spec: {clusterIP: 10.96.0.1, ports: [{port: ` + port + `}]}` }
 	node := func(ip, port string) string {

@@ -4,13 +4,13 @@
 // Package owner holds the services of one node: the objects and their sources, the frontends
 // computed from them, and the subscribers of frontends.
 //
-// All state belongs to the goroutine of Run. Calls are executed there, one at a time; a caller
-// whose context ends stops waiting. A change is decided in one call to the loop, written to stable
-// storage outside of it, and applied in another call. Only one change is in progress at a time, so
-// the decision is still valid when it is applied.
+// All state belongs to the goroutine of Run. That goroutine executes calls one at a time; a caller whose
+// context ends stops waiting. A change takes three steps: one call to the loop decides it, the caller's
+// goroutine writes it to stable storage, and another call to the loop applies it. Only one change is in
+// progress at a time, so the decision is still valid when it is applied.
 //
-// Owner has the loop, the journal, and the only path of a change. The types that hold the state do
-// not call it:
+// Owner has the loop and the journal, and every change passes through it. The types that hold the state do
+// not call Owner:
 //
 //   - index holds the objects, and computes from them: frontends, claims on them, backends, counts;
 //   - sources tracks which sources were listed, and what they refused;
@@ -45,13 +45,13 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 )
 
-// Points at which a test may kill the process.
+// Fault points at which a test may kill the process.
 var (
 	beforeApply  = fault.Register("loadbalancer/change/before-apply")
 	beforeAnswer = fault.Register("loadbalancer/change/before-answer")
 )
 
-// Limits bound what is stored.
+// Limits limit what is stored.
 type Limits struct {
 	Services  int
 	Slices    int
@@ -65,7 +65,7 @@ type Limits struct {
 type Config struct {
 	Node   compile.Node
 	Limits Limits
-	// Shares and Tenants define who shares the limits; without Tenants each namespace is a tenant.
+	// Shares and Tenants define how the limits are shared. Without Tenants, each namespace is a tenant.
 	Shares  shares.Settings
 	Tenants Tenants
 	// Linger is how long a disconnected subscriber may resume its stream.
@@ -87,7 +87,7 @@ type everyNamespace struct{ *shares.Tenants }
 // Complete implements Tenants.
 func (everyNamespace) Complete() bool { return true }
 
-// Operations by which the owner's time is counted.
+// Operations for which the owner's loop measures time.
 const (
 	opDecide = "decide on a change"
 	opApply  = "apply a change"
@@ -107,7 +107,7 @@ type Owner struct {
 	// revising is held during a change. Only its holder uses the journal.
 	revising *loop.Lock
 
-	name   [16]byte // of the state on stable storage
+	name   [16]byte // name of the state on stable storage
 	index  *index
 	quota  *quota
 	places *places
@@ -125,8 +125,8 @@ type Owner struct {
 	swept    time.Time     // when sweep ran last
 }
 
-// New loads the state in dir. sources are the configured sources; each has to be listed completely
-// once.
+// New loads the state in dir. sources are the configured sources; subscribers wait until each of them was listed
+// completely once.
 func New(config Config, dir string, sources []string) (*Owner, error) {
 	if config.Now == nil {
 		config.Now = time.Now
@@ -145,7 +145,7 @@ func New(config Config, dir string, sources []string) (*Owner, error) {
 	o.index = newIndex(&config.Node, o.config.Tenants)
 	o.quota = newQuota(&o.config, o.index, o.sources)
 	o.places = newPlaces(&o.config, o.index, o.sources, o.quota)
-	rand.Read(o.incarnation[:]) //nolint:errcheck // it never fails
+	rand.Read(o.incarnation[:]) //nolint:errcheck // rand.Read never fails
 	o.subscribers = newSubscribers(o)
 	if err := o.restore(dir); err != nil {
 		return nil, err
@@ -241,7 +241,7 @@ func (o *Owner) sweep() {
 	if o.problems.Of(problem.Storage) == nil {
 		return
 	}
-	if release, held := o.revising.TryHold(); held { // otherwise a change is being written, which updates the problem
+	if release, held := o.revising.TryHold(); held { // otherwise the change in progress updates the problem
 		o.stored(o.journal.Flush())
 		release()
 	}
@@ -268,11 +268,11 @@ func (o *Owner) synced(name string) {
 	o.wakeLevels(o.config.Now())
 }
 
-// Ready is closed when every source was listed completely, by this run or an earlier one.
+// Ready is closed once every source was listed completely, in this run or an earlier one.
 func (o *Owner) Ready() <-chan struct{} { return o.sources.readied }
 
-// Garbage has a token some time after changes, or after a subscriber got all frontends: much memory
-// is unused then.
+// Garbage has a token when much memory is unused: some time after changes, or after a subscriber has received all
+// frontends.
 func (o *Owner) Garbage() <-chan struct{} { return o.garbage.due }
 
 // Reader answers questions about the services.
@@ -330,7 +330,7 @@ func (o *Owner) reviseHeld(ctx context.Context, decide func() (*edit, error), do
 		return Outcome{}, fmt.Errorf("%w: %w", failure.ErrStorage, err)
 	}
 	stopped := beforeApply.Hit(ctx)
-	// Apply it even if the caller has stopped waiting: it is on stable storage.
+	// The change is on stable storage, so apply it even if the caller has stopped waiting.
 	if err := o.loop.Do(context.WithoutCancel(ctx), opApply, func() {
 		o.stored(nil)
 		o.apply(e)
@@ -352,7 +352,7 @@ func (o *Owner) plan(e *edit) error {
 	}
 	services, count := o.index.plan(e, o.config.Now().UnixNano())
 	if len(e.puts) == 0 || source.Of(e.puts[0].by.Source).Waits {
-		return nil // objects that exceed a share are left out instead
+		return nil // for a source, objects that exceed a share are left out instead
 	}
 	l := &o.config.Limits
 	switch {

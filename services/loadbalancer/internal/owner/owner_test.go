@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// clock advances by a second with each reading.
+// clock is a clock that advances by a second with each reading.
 type clock struct {
 	mu  sync.Mutex
 	now time.Time
@@ -144,7 +144,7 @@ type world struct {
 	births   int
 }
 
-// frontends computes the frontends of the world in the slow, obvious way.
+// frontends computes the frontends of the world by a simple and slow method.
 func (w *world) frontends(t testing.TB, n compile.Node) (map[frontend.Key]string, int) {
 	t.Helper()
 	decode := func(text string) manifest.Object {
@@ -214,8 +214,8 @@ func randomSlice(r *rand.Rand, name, of string) string {
 	return b.String()
 }
 
-// TestChangesComeToTheSameAsFromScratch: after any sequence of changes, subscribers have the frontends that a new owner
-// computes from the objects. This includes slow readers, resumed streams and restarts.
+// TestChangesComeToTheSameAsFromScratch: after any sequence of changes, subscribers have the same frontends as a new
+// owner computes from the objects. The sequences include slow readers, resumed streams and restarts.
 func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -269,7 +269,7 @@ func TestChangesComeToTheSameAsFromScratch(t *testing.T) {
 		for _, text := range w.slices {
 			texts = append(texts, text)
 		}
-		// One service after the other, so that no two are equally old.
+		// Apply one service after the other, so that no two have the same age.
 		for _, text := range texts {
 			out := o.apply(text)
 			if out.Revision < revision || out.Revision > revision+1 {
@@ -412,7 +412,7 @@ func TestObjectsBelongToTheirManagers(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.what, c.err, c.want)
 		}
 	}
-	// An object of a manager stays the manager's; the rest of the file is applied.
+	// An object that a manager has applied stays with the manager. The rest of the file is applied.
 	if err := f.Set(t.Context(), []directory.File{
 		{Origin: "api.yaml", Data: []byte(api)},
 		{Origin: "web.yaml", Data: []byte(end + "---\n" + web)},
@@ -447,7 +447,7 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 	if _, err := o.Complete(t.Context(), mine, o.Incarnation()); !errors.Is(err, failure.ErrEmpty) {
 		t.Errorf("without a listing: %v", err)
 	}
-	upsert(web) // unchanged, but named
+	upsert(web) // unchanged, but sent by the manager in this run
 	dry := mine
 	dry.ValidateOnly = true
 	for _, c := range []managed.Caller{dry, mine, mine} {
@@ -477,8 +477,8 @@ func TestCompleteSourceDeletesWhatWasNotNamed(t *testing.T) {
 	}
 }
 
-// TestListingsAndDeletionsSpareWhatIsOfOthers: a listing or deletion by one manager or source affects only its own
-// objects.
+// TestListingsAndDeletionsSpareWhatIsOfOthers: a listing or deletion by a manager or source affects only the objects
+// of this manager or source.
 func TestListingsAndDeletionsSpareWhatIsOfOthers(t *testing.T) {
 	dir := t.TempDir()
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})

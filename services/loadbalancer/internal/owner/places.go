@@ -28,15 +28,15 @@ const (
 // ExceedsShare is the reason for requests beyond a tenant's share.
 const ExceedsShare = "ExceedsShare"
 
-// place is a request of a service for units of the limit of frontends. A service requests the units
-// of its addresses separately: all addresses of a tenant come before any other frontend, because
-// packets to an address without an element leave the node.
+// place is a request of a service for units of the limit of frontends. A service requests the units of its addresses
+// separately. All addresses of a tenant have priority over all other frontends, because packets to an address without
+// an element would leave the node.
 type place struct {
 	of        service.Name
 	addresses bool
 }
 
-// places divides the frontends and backends that the kernel can hold among tenants. It belongs to the loop.
+// places divides the capacity for frontends and backends among tenants. It belongs to the loop.
 type places struct {
 	index    *index
 	sources  *sources
@@ -50,8 +50,8 @@ type places struct {
 
 	reported map[string]frontend.Capacity // by subscriber
 	moved    bool                         // tenants of namespaces may have changed
-	counting bool                         // elements has to change
-	asked    int                          // the value of perService used in requests for backends
+	counting bool                         // elements must change at the next levels
+	asked    int                          // the value of perService with which backends were requested
 }
 
 func newPlaces(config *Config, ix *index, s *sources, q *quota) *places {
@@ -84,14 +84,14 @@ func (p *places) forget(name string) {
 	}
 }
 
-// resize sets the limits to the smallest capacity of the configuration and the subscribers. The
-// next levels divide them.
+// resize sets the limits to the smallest capacity that the configuration and the subscribers allow. The next levels
+// divide them.
 func (p *places) resize() {
 	f, b := p.limits.Frontends, p.limits.Backends
 	for _, c := range p.reported {
 		f = min(f, c.Frontends)
-		// Each backend is in up to two lists of a service's port: the list of all backends,
-		// and the list of the node's own backends.
+		// For each port of a service, a backend may be in two lists: the list of all backends, and the list of
+		// backends on this node.
 		b = min(b, c.Backends, c.Members/2)
 	}
 	p.frontends.Resize(f)
@@ -126,7 +126,7 @@ type shared struct {
 	slices map[*object]int
 }
 
-// ask requests space for a service and its slices.
+// ask requests capacity for a service and its slices.
 func (p *places) ask(j *joined) shared {
 	var out shared
 	if j.object == nil || !j.object.service.HasFrontends() {
@@ -143,8 +143,8 @@ func (p *places) ask(j *joined) shared {
 	return out
 }
 
-// askBackends requests the backends of a service, and returns the slices that do not get all of them, with what they
-// get.
+// askBackends requests capacity for the backends of a service. It returns the slices that do not get enough for all
+// their backends, with the number that they get.
 func (p *places) askBackends(j *joined) (cut map[*object]int) {
 	shorten := func(x *object, to int) {
 		if cut == nil {
@@ -177,11 +177,12 @@ func (p *places) askBackends(j *joined) (cut map[*object]int) {
 	return cut
 }
 
-// century is the number of years by which requests for addresses are dated back, so that they come before all other
+// century is the number of years by which requests for addresses are backdated. This puts them before all other
 // requests of the tenant.
 const century = 100
 
-// askFrontends requests the frontends of a service, and returns how many units it gets.
+// askFrontends requests capacity for the frontends of a service, and returns how many units it gets and how many it
+// needs.
 func (p *places) askFrontends(ledger *shares.Parts[place], n *compile.Node, j *joined) (got, all int) {
 	needs := n.Needs(j.object.service)
 	if needs.All == 0 {
@@ -195,8 +196,8 @@ func (p *places) askFrontends(ledger *shares.Parts[place], n *compile.Node, j *j
 	return within(first, rest, needs), needs.All
 }
 
-// within returns how many units the frontends of a service may use. addresses and rest are the units that the share of
-// the tenant grants; the rest counts only if every address has its units.
+// within returns how many units the frontends of a service may use. addresses and rest are the units that the share
+// of the tenant grants. rest can be used only if every address has its units.
 func within(addresses, rest int, n compile.Needs) int {
 	if addresses < n.Addresses {
 		return addresses
@@ -219,7 +220,7 @@ func byAge(all []*object) []*object {
 	return out
 }
 
-// set records the part of a service that is within the share.
+// set stores in the service and its slices how much fits into the share.
 func (s shared) set(j *joined) {
 	j.share = s.share
 	for _, x := range j.slices {
@@ -227,13 +228,13 @@ func (s shared) set(j *joined) {
 	}
 }
 
-// admission is the effect of an edit on shares.
+// admission is the effect of an edit on what fits into shares.
 type admission struct {
-	after map[service.Name]*joined // touched services as they will be
+	after map[service.Name]*joined // the affected services in their future state
 	got   map[service.Name]shared
 }
 
-// admit determines which parts of an edit's services are within shares when the edit is applied.
+// admit determines how much of an edit's services fits into the shares once the edit is applied.
 func (p *places) admit(e *edit) *admission {
 	a := &admission{after: e.after, got: make(map[service.Name]shared, len(e.after))}
 	if e.levels != nil {
@@ -260,12 +261,11 @@ func (p *places) admit(e *edit) *admission {
 	return a
 }
 
-// byOrder returns services in the order in which they get space: the cluster's own services first,
-// then the oldest.
+// byOrder sorts services by priority: the cluster's own services first, and then the oldest.
 func (p *places) byOrder(all map[service.Name]*joined) []*joined {
 	type asker struct {
 		*joined
-		others  int // 0: of the cluster itself
+		others  int // 0: a service of the cluster itself
 		created int64
 	}
 	askers := make([]asker, 0, len(all))
@@ -292,7 +292,7 @@ func (p *places) byOrder(all map[service.Name]*joined) []*joined {
 	return out
 }
 
-// set applies the admission to the services, after the edit was applied.
+// set applies the admission to the services. It must be called after the edit was applied.
 func (a *admission) set(ix *index) {
 	for name, got := range a.got {
 		if j := ix.service(name); j != nil {
@@ -301,8 +301,8 @@ func (a *admission) set(ix *index) {
 	}
 }
 
-// restore requests the space of all services at the start. If an earlier run listed every source,
-// it also computes the levels, which depend on the objects alone.
+// restore requests the capacity for all services at the start. If an earlier run listed every source, restore also
+// computes the levels: these depend only on the objects.
 func (p *places) restore(names map[service.Name]struct{}, now func() time.Time) {
 	all := make(map[service.Name]*joined, len(names))
 	for name := range names {
@@ -347,7 +347,7 @@ func (p *places) findShare(after map[service.Name]*joined) error {
 	var err error
 	refuse := func(of service.Name, limit string, asked, got int, tenant shares.Tenant, share shares.Share) {
 		if err == nil {
-			err = fmt.Errorf("%w: service %s asks for %d %s (limits.%s) and could have %d: %s asks for %d, and its share is %d",
+			err = fmt.Errorf("%w: service %s needs %d %s (limits.%s) and can get %d: %s needs %d in total, and its share is %d",
 				failure.ErrLimit, of, asked, limit, limit, got, tenant, share.Asked, share.Admitted)
 		}
 	}
@@ -384,8 +384,8 @@ func (p *places) findShare(after map[service.Name]*joined) error {
 	return err
 }
 
-// surelyFit is a cheap check before findShare: true means that the services get all that they request. False means that
-// this is uncertain: while there is little space, for the tenant "system", and for rendezvous tables.
+// surelyFit is a cheap check before findShare. True means that the services get all that they request. False means
+// that findShare must decide: if little capacity is left, for the tenant "system", and for rendezvous tables.
 func (p *places) surelyFit(after map[service.Name]*joined) bool {
 	frontends, backends := make(map[shares.Tenant]int), make(map[shares.Tenant]int)
 	for name, j := range after {

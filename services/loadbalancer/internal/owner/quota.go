@@ -17,11 +17,11 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/source"
 )
 
-// waiting is an object that waits for space in its share.
+// waiting is an object that waits for capacity in the share of its tenant.
 type waiting struct {
 	manifest.Object
 	source  string
-	created int64 // when it was first given, if its author does not set a creation time
+	created int64 // time of its first delivery, if the object has no creation time
 }
 
 // quota divides limits.services and limits.endpointSlices among tenants. Objects of an API server that exceed the share
@@ -61,8 +61,8 @@ func (q *quota) counted(x *object, created int64) shares.Object {
 	return o
 }
 
-// count admits a new object of an API server, or returns why the object has to wait for space in the share of its
-// tenant.
+// count admits a new object of an API server. If there is no capacity in the share of its tenant, count returns the
+// reason for which the object must wait.
 func (q *quota) count(m *manifest.Object, x *object, now time.Time) (why string) {
 	k := x.key()
 	created := cmp.Or(x.createdByAuthor(), q.waiting[k].created, now.UnixNano())
@@ -82,11 +82,11 @@ func (q *quota) whyWaiting(k service.ObjectKey) string {
 // waitingSince returns when the source first delivered a waiting object; 0: the object is not waiting.
 func (q *quota) waitingSince(k service.ObjectKey) int64 { return q.waiting[k].created }
 
-// stopWaiting forgets the waiting version of an object, because its new version is unreadable. The object stays in the
-// counts.
+// stopWaiting drops the version of an object that waits for capacity, because a newer version arrived that is
+// unreadable. The object stays in the counts.
 func (q *quota) stopWaiting(k service.ObjectKey) { delete(q.waiting, k) }
 
-// keepWaiting forgets the waiting objects that are not in the listing.
+// keepWaiting drops the waiting objects that a listing does not contain.
 func (q *quota) keepWaiting(listed map[service.ObjectKey]struct{}) {
 	for k := range q.waiting {
 		if _, ok := listed[shadowed(k)]; !ok {
@@ -101,7 +101,7 @@ func (q *quota) uncount(k service.ObjectKey) {
 	delete(q.waiting, k)
 }
 
-// tryCount checks that objects of a file or a call are within the share of their tenant.
+// tryCount returns an error if the objects of a file or a call do not fit into the share of their tenant.
 func (q *quota) tryCount(e *edit) error {
 	if q.surelyFit(e) {
 		return nil
@@ -132,8 +132,8 @@ func (q *quota) tryCount(e *edit) error {
 	return nil
 }
 
-// surelyFit is a cheap check before tryCount: true means that the new objects of an edit are within the shares of their
-// tenants; false means that tryCount must decide.
+// surelyFit is a cheap check before tryCount. True means that the new objects of an edit fit into the shares of their
+// tenants. False means that tryCount must decide.
 func (q *quota) surelyFit(e *edit) bool {
 	var more [2]map[shares.Tenant]int // services and slices, as in newQuota
 	for limit := range more {
@@ -177,7 +177,7 @@ func (q *quota) recount(e *edit) {
 	}
 }
 
-// due reports whether the levels may change.
+// due reports whether computing levels now could change them.
 func (q *quota) due() bool { return (!q.levelled || len(q.waiting) > 0) && !q.ledger.Next().IsZero() }
 
 // usage returns the tenants' use of the limits.
@@ -188,8 +188,8 @@ func (q *quota) reassign() {
 	q.ledger.Reassign(func(k service.ObjectKey) shares.Tenant { return q.index.tenant(k.Name) })
 }
 
-// level computes the levels of services and slices, and adds the objects that lose or get
-// space to an edit. undo reverts the levels.
+// level computes the levels of services and slices. It adds the objects that thereby lose or get capacity to an edit.
+// undo reverts the levels.
 func (q *quota) level(e *edit, now time.Time) (undo func()) {
 	if q.levelled && len(q.waiting) == 0 {
 		return func() {} // everything fits
@@ -222,7 +222,7 @@ func (q *quota) level(e *edit, now time.Time) (undo func()) {
 		}
 		x := newObject(&m.Object, &managed.By{Source: m.source})
 		if other := q.index.object(k); other != nil && (!other.refuses() || other.by.Source != m.source) {
-			continue // another source has it by now
+			continue // another source has the object by now
 		}
 		e.puts = append(e.puts, x)
 		counted := q.counted(x, m.created)

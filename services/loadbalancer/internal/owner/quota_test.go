@@ -14,7 +14,7 @@ import (
 )
 
 // TestFloodOfObjectsKeepsNoServiceOfOthersOut: one namespace has more services and slices than the limits. Objects of
-// other namespaces are stored, and further objects of the first namespace once it has fewer.
+// other namespaces are still stored. When the first namespace has fewer objects, its further objects are stored, too.
 func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	o := startShared(t, Limits{Services: 20, Slices: 20, Frontends: 1000, Backends: 1000, BackendsPerService: 500})
 	for i := range 30 {
@@ -66,7 +66,7 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 			fmt.Sprintf("s%02d-x", i)))
 	}
 	o.level()
-	// The flooding namespace has 18 of each left; in addition there are two services and a slice of
+	// The namespace with too many objects keeps 18 services and 18 slices. There are also two services and a slice of
 	// shop, and one service of system.
 	if services, slices, waiting := kept(); services != 19 || slices != 18 || waiting != 3 {
 		t.Errorf("%d services and %d slices are kept, %d are refused, want 19, 18 and 3", services, slices, waiting)
@@ -76,8 +76,8 @@ func TestFloodOfObjectsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 }
 
-// TestObjectsOfASourceThatIsGoneMayExceedTheirShare: if an API server is no longer configured, its objects stay. If the
-// limits are then lowered, other objects take their capacity.
+// TestObjectsOfASourceThatIsGoneMayExceedTheirShare: an API server is no longer configured, and its objects stay.
+// When the limits are lowered, objects of other sources take the capacity of these objects.
 func TestObjectsOfASourceThatIsGoneMayExceedTheirShare(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config, dir := testConfig(c), t.TempDir()

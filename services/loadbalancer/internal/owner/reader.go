@@ -36,7 +36,8 @@ type Listed struct {
 	Notes     []string
 	Enforced  bool
 	Frontends []*frontend.Frontend // if requested; only those that the service has
-	// Frontends and backends that exceed the share of the service's tenant.
+	// ExceedingFrontends and ExceedingBackends are the numbers of frontends and backends that exceed the share of the
+	// service's tenant.
 	ExceedingFrontends, ExceedingBackends int
 }
 
@@ -44,7 +45,7 @@ type Listed struct {
 type Filter struct {
 	Namespace, Name string
 	Manager         *string    // of managed.SourceGRPC
-	Address         netip.Addr // of a frontend
+	Address         netip.Addr // address of a frontend
 	WithFrontends   bool
 }
 
@@ -57,7 +58,7 @@ func (f *Filter) takes(j *joined, n *compile.Node) bool {
 	return !f.Address.IsValid() || n.HasAddress(x.service, f.Address)
 }
 
-// Reader answers questions about the services. It also collects the problems of the process for the status. Its methods
+// Reader answers queries about the services. It also collects the problems of the process for the status. Its methods
 // may be called concurrently.
 type Reader struct {
 	loop        *loop.Loop
@@ -69,8 +70,7 @@ type Reader struct {
 	problems    *problem.Set
 }
 
-// List returns the services that match the filter, sorted, and the objects whose last version was
-// not accepted.
+// List returns the services that match the filter, sorted, and the objects whose newest version was not accepted.
 func (r *Reader) List(ctx context.Context, f Filter) (list []Listed, refused []Refused, revision uint64, err error) {
 	err = r.loop.Do(ctx, opRead, func() {
 		var found []*joined
@@ -101,7 +101,7 @@ func (r *Reader) Get(ctx context.Context, name service.Name) (out Listed, revisi
 	return out, revision, err
 }
 
-// Find is Get without frontends, for services that may have been removed.
+// Find is like Get, without frontends and without an error if the service does not exist.
 func (r *Reader) Find(ctx context.Context, name service.Name) (out Listed, found bool, err error) {
 	err = r.loop.Do(ctx, opRead, func() {
 		if j := r.index.service(name); j != nil && j.object != nil {
@@ -111,7 +111,7 @@ func (r *Reader) Find(ctx context.Context, name service.Name) (out Listed, found
 	return out, found, err
 }
 
-// Watch returns the hub of services; readers call Find for their content.
+// Watch returns the hub that announces changed services. A reader calls Find to get a service.
 func (r *Reader) Watch() *watch.Hub[service.Name, uint64] { return r.subscribers.watch }
 
 func (r *Reader) listed(j *joined, frontends bool) Listed {
@@ -166,7 +166,7 @@ func (r *Reader) notes(j *joined) []string {
 	return notes
 }
 
-// refused returns the objects and files whose last version is not applied, and the slices that wait for their service.
+// refused returns the objects and files whose newest version is not applied, and the slices whose service is missing.
 func (r *Reader) refused(f Filter) []Refused {
 	if f.Name != "" || f.Manager != nil || f.Address.IsValid() {
 		return nil
@@ -194,8 +194,8 @@ type Local struct {
 	Port uint16
 	// Ready are the ready addresses on this node, sorted.
 	Ready []netip.Addr
-	// Enforced tells whether the subscribers enforce the revision at which the service got its first ready address
-	// on this node.
+	// Enforced is the state of the subscribers: whether they enforce the revision at which the service got its first
+	// ready address on this node.
 	Enforced Enforcement
 }
 
@@ -220,7 +220,8 @@ func (r *Reader) Locals(ctx context.Context) (out []Local, err error) {
 // LocalsChanged has a token when Locals may have changed.
 func (r *Reader) LocalsChanged() <-chan struct{} { return r.subscribers.local }
 
-// Report records a problem of another part of the process; nil clears it.
+// Report records a problem of another part of the process: what is its name, and why the reason. nil clears the
+// problem.
 func (r *Reader) Report(ctx context.Context, what string, why error) error {
 	return r.loop.Do(ctx, opOther, func() { r.problems.Note(what, why) })
 }

@@ -16,8 +16,8 @@ import (
 )
 
 // TestServicesBeyondTheShareRefuseConnections applies more Services than limits.services allows. Cluster IPs, load
-// balancer addresses and node ports of the excess Services refuse connections instead of being unknown, also after a
-// restart and a change. External addresses are not served.
+// balancer addresses and node ports of the excess Services refuse connections, also after a restart and a change.
+// Packets to external addresses are forwarded unchanged.
 func TestServicesBeyondTheShareRefuseConnections(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config, dir := testConfig(c), t.TempDir()

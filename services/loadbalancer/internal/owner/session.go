@@ -78,8 +78,7 @@ func (x *Session) Ack(ctx context.Context, enforced, ended uint64) error {
 	return err
 }
 
-// Refuse records that the subscriber rejected a frontend. It ignores a frontend that was removed
-// meanwhile.
+// Refuse records that the subscriber has refused a frontend. It ignores a frontend that was removed in the meantime.
 func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) error {
 	_, err := loop.Ask(ctx, x.subscribers.loop, opStream, func() (struct{}, error) {
 		s, err := x.subscriber()
@@ -90,7 +89,7 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 		if w == nil {
 			return struct{}{}, nil
 		}
-		x.subscribers.log.Error("subscriber refused a frontend and will only remove backends from it",
+		x.subscribers.log.Error("subscriber refused a frontend; until it accepts it, it only removes backends",
 			"subscriber", x.name, "frontend", compile.KeyText(k), "service", w.name.String(), "reason", reason)
 		s.Refuse(k, w.name, reason)
 		x.subscribers.refused(w)
@@ -102,7 +101,7 @@ func (x *Session) Refuse(ctx context.Context, k frontend.Key, reason string) err
 // Close ends the session. The subscriber may connect again and resume.
 func (x *Session) Close() {
 	all := x.subscribers
-	// The error does not matter: the loop answers soon, or has stopped.
+	// An error does not matter: it only means that the loop has stopped.
 	_ = all.loop.Do(context.Background(), opStream, func() {
 		s, err := x.subscriber()
 		if err != nil {
@@ -110,7 +109,7 @@ func (x *Session) Close() {
 		}
 		delete(all.sessions, x.name)
 		if s.Disconnect(all.now().Add(all.linger)); !s.Enforces {
-			all.drop(x.name) // it only reads, and need not resume
+			all.drop(x.name) // a subscriber that only watches need not resume
 		}
 		all.moved()
 	})

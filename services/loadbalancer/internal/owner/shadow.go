@@ -14,9 +14,9 @@ import (
 // shadowMark begins the part that a shadow adds to the name of a Service. Names of Services do not contain it.
 const shadowMark = "@"
 
-// shadowKey returns the key of the shadow of a Service. A shadow has the addresses of a Service that is left out,
-// because another source or file has a Service of its name. origin is the file or source with the Service that is left
-// out.
+// shadowKey returns the key of the shadow of a Service. A shadow replaces a Service that is left out because
+// another source or file has a Service of the same name. It has the addresses of the Service that is left out. origin
+// is the file or source of that Service.
 func shadowKey(k service.ObjectKey, origin string) service.ObjectKey {
 	k.Name.Name += shadowMark + strings.ReplaceAll(origin, ":", "_") // a colon separates the port in names of frontends
 	return k
@@ -25,14 +25,14 @@ func shadowKey(k service.ObjectKey, origin string) service.ObjectKey {
 // isShadow reports whether a name is the name of a shadow.
 func isShadow(n service.Name) bool { return strings.Contains(n.Name, shadowMark) }
 
-// shadowed returns the key that the source of an object has for it.
+// shadowed returns the key of the Service for the key of its shadow; it returns any other key unchanged.
 func shadowed(k service.ObjectKey) service.ObjectKey {
 	k.Name.Name, _, _ = strings.Cut(k.Name.Name, shadowMark)
 	return k
 }
 
-// newShadow returns the shadow of a Service: its addresses refuse connections, because packets to them would otherwise
-// follow the routes of the node. It returns nil if the Service has no frontends.
+// newShadow returns the shadow of a Service. The addresses of the shadow refuse connections; otherwise packets to
+// them would follow the routes of the node. newShadow returns nil if the Service has no frontends.
 func newShadow(s *service.Service, by *managed.By, origin, why string) *object {
 	if s == nil || !s.HasFrontends() {
 		return nil

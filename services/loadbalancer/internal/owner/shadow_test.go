@@ -15,8 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestServiceWhoseNameAnotherSourceHasRefuses: its addresses refuse connections, also after a restart. An address that
-// the other Service has, too, leads to the backends of that Service.
+// TestServiceWhoseNameAnotherSourceHasRefuses: a Service is left out because another source has a Service of the same
+// name. Its addresses refuse connections, also after a restart. An address that both Services have leads to the
+// backends of the other Service.
 func TestServiceWhoseNameAnotherSourceHasRefuses(t *testing.T) {
 	dir := t.TempDir()
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
@@ -77,7 +78,8 @@ func TestServiceWhoseNameAnotherSourceHasRefuses(t *testing.T) {
 	want("and deletes it", err, map[string]string{"10.96.0.1": led, "10.96.0.2": ""})
 }
 
-// TestServiceWhoseNameAnotherFileHasRefuses: so does the second Service of a name in one file.
+// TestServiceWhoseNameAnotherFileHasRefuses: the addresses of a Service refuse connections if another file, or an
+// earlier document of the same file, has a Service of the same name.
 func TestServiceWhoseNameAnotherFileHasRefuses(t *testing.T) {
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), t.TempDir(), managed.SourceFile)
 	f := o.Feed(managed.SourceFile)

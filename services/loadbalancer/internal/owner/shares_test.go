@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// givenOf returns the objects of texts, as a source provides them.
+// givenOf returns objects in the form in which a source delivers them.
 func givenOf(t testing.TB, texts ...string) map[service.ObjectKey]Given {
 	t.Helper()
 	out := make(map[service.ObjectKey]Given)
@@ -38,7 +38,7 @@ func givenOf(t testing.TB, texts ...string) map[service.ObjectKey]Given {
 	return out
 }
 
-// serviceText returns a Service with ports from 80 on.
+// serviceText returns a Service with the given number of ports, from 80.
 func serviceText(namespace, name, ip string, ports int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: v1\nkind: Service\nmetadata: {name: %s, namespace: %s}\n"+
@@ -49,7 +49,7 @@ func serviceText(namespace, name, ip string, ports int) string {
 	return b.String()
 }
 
-// sliceText returns a slice of a Service, with ports from 8080 on.
+// sliceText returns a slice of a Service with the given number of ports, from 8080.
 func sliceText(namespace, name string, ports int, addresses ...string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n"+
@@ -78,7 +78,7 @@ func (r *running) servedAt(ip string) string {
 	return x.has[frontend.Key{Addr: addr, Port: 80, Protocol: frontend.TCP}]
 }
 
-// apiSource passes objects to an owner with small limits.
+// apiSource is a source that passes objects to an owner with small limits.
 type apiSource struct {
 	*running
 	*Objects
@@ -137,7 +137,7 @@ func (s *apiSource) level() {
 	}
 }
 
-// allFrontends returns what the kernel gets, by key.
+// allFrontends returns the frontends that a datapath gets, by key.
 func (r *running) allFrontends() map[frontend.Key]string {
 	r.t.Helper()
 	x := r.subscribe("allFrontends", [16]byte{}, 0)
@@ -150,8 +150,7 @@ func (r *running) allFrontends() map[frontend.Key]string {
 	return x.has
 }
 
-// count returns how many frontends of a service are within the share, and how many refuse
-// connections because they exceed it.
+// count returns how many frontends of a service fit into the share, and how many exceed it and refuse connections.
 func count(all map[frontend.Key]string, of string) (within, exceed int) {
 	for _, text := range all {
 		switch {
@@ -169,9 +168,9 @@ func keyOf(kind service.Kind, namespace, name string) service.ObjectKey {
 	return service.ObjectKey{Kind: kind, Name: service.Name{Namespace: namespace, Name: name}}
 }
 
-// TestFloodOfFrontendsKeepsNoServiceOfOthersOut: one namespace requests more frontends than the limit. The services of
-// other namespaces have all their frontends, before and after the first computation of levels. The first namespace
-// loses its newest frontends, whose addresses refuse connections, and gets them back when others are removed.
+// TestFloodOfFrontendsKeepsNoServiceOfOthersOut: one namespace requests more frontends than the limit. The services
+// of other namespaces have all their frontends, before and after the levels are first computed. The newest frontends
+// of the first namespace refuse connections. They are served when other frontends are removed.
 func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
 	for i := range 10 {
@@ -189,18 +188,17 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	o.complete()
 	served("after the first levels")
 	all := o.allFrontends()
-	// The others have 90 of the 100, of which shop has one.
+	// Tenants other than the system share 90 of the 100 units. shop uses one of them.
 	if within, exceed := count(all, "evil/"); within != 89 || exceed != 0 {
 		t.Errorf("the flood has %d frontends, and %d that refuse", within, exceed)
 	}
-	// The address of each service comes first, and then the oldest services.
+	// The addresses of all services come first. The rest goes to the oldest services.
 	for name, want := range map[string]int{"s0": 10, "s7": 10, "s8": 8, "s9": 1} {
 		if within, _ := count(all, "evil/"+name); within != want {
 			t.Errorf("the service %s of the flood has %d frontends of 10, want %d", name, within, want)
 		}
 	}
-	// With more services, the newest ones have an address that refuses connections, as far as the
-	// share allows.
+	// With more services than units, the newest addresses refuse connections as far as the share allows.
 	for i := range 4 {
 		o.give(serviceText("evil", fmt.Sprint("t", i), fmt.Sprint("10.96.2.", i+1), 10))
 	}
@@ -230,8 +228,9 @@ func TestFloodOfFrontendsKeepsNoServiceOfOthersOut(t *testing.T) {
 	}
 }
 
-// TestFrontendsBeyondTheShareRefuseConnections: an address keeps one frontend, so that it refuses connections at all
-// ports. Each node port refuses connections. Packets to external addresses pass through.
+// TestFrontendsBeyondTheShareRefuseConnections: beyond the share, a virtual IP keeps one frontend, which makes it
+// refuse connections at all ports. Each node port refuses connections. Packets to external addresses are forwarded
+// unchanged.
 func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	limits := Limits{Services: 1000, Slices: 1000, Frontends: 20, Backends: 1000, BackendsPerService: 500}
 	o := startShared(t, limits)
@@ -245,8 +244,8 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	o.index.node.ExternalIPs = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
 	o.give(serviceText("evil", "a", "10.96.1.9", 15), text, ends)
 	o.complete()
-	// The tenant gets nine of the ten units that remain after 10 are reserved for the node ports.
-	// Three of the nine are for the addresses.
+	// Ten units are reserved for the node ports. Ten remain, of which the tenant gets nine. Three of the nine are for
+	// the addresses.
 	all := o.allFrontends()
 	if within, exceed := count(all, "evil/a"); within != 7 || exceed != 0 {
 		t.Errorf("the older service has %d frontends, %d refuse", within, exceed)
@@ -262,8 +261,7 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 		a := netip.MustParseAddr(addr)
 		return all[frontend.Key{Addr: a, Port: port, Protocol: frontend.TCP, Node: a.IsUnspecified()}]
 	}
-	// Its 50 frontends get 9 units: two for the addresses, and the first frontends by port are
-	// accepted.
+	// Its 50 frontends get 9 units: two for the addresses, and seven for the frontends with the lowest ports.
 	for _, c := range []struct {
 		addr string
 		port uint16
@@ -286,8 +284,8 @@ func TestFrontendsBeyondTheShareRefuseConnections(t *testing.T) {
 	}
 }
 
-// TestFirstListingIsDividedWhateverItsOrder: the objects of a first listing arrive in batches in any order. Neither the
-// order nor a restart changes which objects fit, and the services of the cluster itself always fit.
+// TestFirstListingIsDividedWhateverItsOrder: the objects of a first listing arrive in batches in any order. Neither
+// the order nor a restart affects which objects fit. The services of the cluster itself always fit.
 func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 	limits := Limits{Services: 1000, Slices: 1000, Frontends: 40, Backends: 60, BackendsPerService: 500}
 	var texts []string
@@ -310,7 +308,7 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 		o.Objects = o.running.Objects(managed.SourceKubernetes)
 		order := rand.Perm(len(texts))
 		for i, n := range order {
-			// They are equally old, so the order of names decides.
+			// All objects have the same age, so the order of names decides.
 			text := strings.Replace(texts[n], "metadata: {", "metadata: {creationTimestamp: '2026-01-01T00:00:00Z', ", 1)
 			o.give(text)
 			if i == len(order)/2 {
@@ -344,9 +342,8 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 	}
 }
 
-// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update of a tenant that uses its whole share. Pods
-// that were removed from the API server must not stay backends, because their addresses are reused by other pods, also
-// of other namespaces.
+// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update in a tenant that uses its whole share. 
+// Removed pods must not stay backends, because pods of other namespaces may get their addresses.
 func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 10, BackendsPerService: 100})
 	o.give(
@@ -364,8 +361,8 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 		}
 	}
 	is(" 10.244.0.5:8080 10.244.0.6:8080 10.244.0.7:8080")
-	// Six backends replace three. The nine units that tenants may use are in use then, so only three of the six are
-	// served.
+	// Six backends replace three. Tenants may use nine units, which are then all in use, so only three of the six
+	// backends are served.
 	o.give(sliceText("shop", "web", 1,
 		"10.244.0.15", "10.244.0.16", "10.244.0.17", "10.244.0.18", "10.244.0.19", "10.244.0.20"))
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080")
@@ -374,7 +371,7 @@ func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 		t.Errorf("notes %q, %v", l.Notes, err)
 	}
 	o.level()
-	// Each has four, and the oldest of those that want a fifth gets it.
+	// Each service has four backends. The oldest service that needs a fifth gets it.
 	is(" 10.244.0.15:8080 10.244.0.16:8080 10.244.0.17:8080 10.244.0.18:8080")
 	o.remove(keyOf(service.KindSlice, "evil", "s-x"))
 	o.level()
@@ -418,8 +415,8 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 		}
 	}
 	is("without a datapath", 50, 50)
-	// 36 of 40 elements: two for each address with its first port, and one for each other frontend.
-	// 18 of 20 backends: two members for each.
+	// Tenants may use 36 of the 40 elements: each address with its first port needs two, and each other frontend one.
+	// They may use 18 of 20 backends, because each needs two members.
 	x := connect(&frontend.Capacity{Frontends: 40, Backends: 1000, Members: 40, BackendsPerList: 100})
 	is("with a small datapath", 31, 18)
 	st, err := o.Reader().Status(t.Context())
@@ -443,7 +440,8 @@ func TestLimitsAreThoseOfTheDatapath(t *testing.T) {
 	is("with a datapath that does not report its capacity", 50, 50)
 }
 
-// TestServicesOfTheClusterThatHaveNoPlaceAreNamed: the node is not ready without them.
+// TestServicesOfTheClusterThatHaveNoPlaceAreNamed: if services of the cluster itself get no capacity, the status
+// names them, and the node is not ready.
 func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 10, Backends: 1000, BackendsPerService: 500})
 	o.give(serviceText("kube-system", "kube-dns", "10.96.0.10", 3))
@@ -474,8 +472,8 @@ func TestServicesOfTheClusterThatHaveNoPlaceAreNamed(t *testing.T) {
 	}
 }
 
-// TestCallsBeyondTheShareAreRefused: objects of calls get the capacity that objects of the API server leave, and lose
-// it if the API server has more objects.
+// TestCallsBeyondTheShareAreRefused: objects of calls get only the capacity that the objects of the API server leave.
+// They lose it if the API server gets more objects.
 func TestCallsBeyondTheShareAreRefused(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 100, Backends: 1000, BackendsPerService: 500})
 	o.give(serviceText("a", "web", "10.96.0.1", 40))
@@ -503,8 +501,8 @@ func TestCallsBeyondTheShareAreRefused(t *testing.T) {
 	o.apply(serviceText("b", "mine", "10.96.0.2", 10))
 }
 
-// TestNamespacesOfOneTenantShare: namespaces with the same label are one tenant, and levels are computed only after the
-// list of Namespaces.
+// TestNamespacesOfOneTenantShare: namespaces with the same tenant label are one tenant. Levels are computed only
+// after all Namespaces are listed.
 func TestNamespacesOfOneTenantShare(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	config := testConfig(c)
@@ -541,7 +539,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	if within, exceed := count(o.allFrontends(), "shop/web"); within != 40 || exceed != 0 {
 		t.Errorf("the other tenant has %d frontends of 40, %d refuse", within, exceed)
 	}
-	// the datapath counts quarantined numbers for the tenant
+	// The datapath still counts numbers in quarantine for the tenant.
 	if err := o.loop.Do(t.Context(), opOther, func() {
 		for _, f := range o.index.frontends(o.index.service(service.Name{Namespace: "evil0", Name: "s"})) {
 			if f.Tenant != shares.Labelled("evil") {
@@ -553,7 +551,7 @@ func TestNamespacesOfOneTenantShare(t *testing.T) {
 	}
 }
 
-// listedTenants is a Tenants whose Namespaces are listed later.
+// listedTenants is a Tenants that gets its Namespaces only later.
 type listedTenants struct {
 	*shares.Tenants
 	complete bool
@@ -563,9 +561,9 @@ func (l *listedTenants) Complete() bool { return l.complete }
 
 func (l *listedTenants) Failure() error { return errors.New("forbidden") }
 
-// TestDatapathThatSaysWhatItHoldsMovesNoFrontend: services that exceed a share have frontends before a datapath
-// subscribes, and keep them. From then on, shares count elements of the datapath's maps. Removing the services leaves
-// no units in use.
+// TestDatapathThatSaysWhatItHoldsMovesNoFrontend: services have frontends before a datapath subscribes and reports
+// its capacity. From then on, shares count elements of the datapath's maps, and the services keep their frontends.
+// When the services are removed, no units stay in use.
 func TestDatapathThatSaysWhatItHoldsMovesNoFrontend(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 40, Backends: 1000, BackendsPerService: 500})
 	var keys []service.ObjectKey

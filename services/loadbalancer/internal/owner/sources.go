@@ -30,7 +30,7 @@ func compareRefused(a, b Refused) int {
 // sourceState is the state of a configured source.
 type sourceState struct {
 	synced  bool
-	listed  bool // in this state, by this run or an earlier one
+	listed  bool // listed in this state, in this run or an earlier one
 	err     string
 	refused map[string]Refused // by origin
 }
@@ -56,7 +56,7 @@ func newSources(names []string, log *slog.Logger) *sources {
 	return s
 }
 
-// restore records which sources an earlier run listed completely.
+// restore records the sources that an earlier run listed completely.
 func (s *sources) restore(listed []string) {
 	for _, name := range listed {
 		if src := s.all[name]; src != nil {
@@ -68,7 +68,7 @@ func (s *sources) restore(listed []string) {
 // configured reports whether a source is configured.
 func (s *sources) configured(name string) bool { return s.all[name] != nil }
 
-// delivers reports whether calls or a configured source may still change the objects of a source.
+// delivers reports whether the objects of a source may still change: by calls, or because the source is configured.
 func (s *sources) delivers(name string) bool { return source.Of(name).Calls || s.configured(name) }
 
 // deliverZone reports whether a configured source delivers the zone of the node.
@@ -111,7 +111,7 @@ func (s *sources) synced(name string) (first bool) {
 	return first
 }
 
-// managerSynced records that a manager has named all its objects.
+// managerSynced records that a manager has now sent all its objects.
 func (s *sources) managerSynced(manager string) { s.managers[manager] = true }
 
 // failed records why a source cannot be read; nil clears it.
@@ -123,8 +123,8 @@ func (s *sources) failed(name string, why error) {
 	}
 }
 
-// refuse records that an object or file is refused, and logs it if it is new. A source that is no longer configured
-// has no refusals.
+// refuse records that an object or file is refused, and logs a new refusal. A source that is no longer configured has
+// no refusals.
 func (s *sources) refuse(r Refused) {
 	src := s.all[r.Source]
 	if src == nil {
@@ -172,8 +172,8 @@ type SourceStatus struct {
 // creator identifies who created objects.
 type creator struct{ source, manager string }
 
-// status returns the states of the managers that have objects or have completed, and of the configured sources. objects
-// are the numbers of their objects.
+// status returns the states of the managers that have objects or have completed, and of the configured sources.
+// objects contains the number of objects of each.
 func (s *sources) status(objects map[creator]int) (out []SourceStatus) {
 	managers := map[string]struct{}{"": {}}
 	for m := range s.managers {

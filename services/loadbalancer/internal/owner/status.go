@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/compile"
 )
 
-// MaxProblems bounds the problems in a status.
+// MaxProblems limits the number of problems in a status.
 const MaxProblems = 100
 
-// ProblemKind is the area of a problem.
+// ProblemKind tells which part of the service a problem concerns.
 type ProblemKind uint8
 
 // The kinds.
@@ -46,8 +46,8 @@ type Status struct {
 	Problems     []Problem // at most MaxProblems
 	ProblemCount int
 	Journal      int64 // size in bytes
-	Contested    int   // frontends that several services want
-	HealthChecks int   // health check ports that services ask for
+	Contested    int   // frontends that several services claim
+	HealthChecks int   // number of health check ports of services
 	Limits       []SharedLimit
 	// SystemRefused is why frontends of the cluster's own services are not applied; empty if all are.
 	SystemRefused string
@@ -105,7 +105,7 @@ func (r *Reader) status() Status {
 	out.Limits = r.places.sharedLimits()
 	for _, l := range out.Limits {
 		if l.Asked > l.Used {
-			note(ProblemService, "%s: %d tenants ask for %d of %d %s (limits.%s), and %d are refused: "+
+			note(ProblemService, "%s: %d tenants need %d of %d %s (limits.%s), and %d are refused: "+
 				"see `sluice service list`", ExceedsShare, l.Exceeding, l.Asked, l.Size, l.Name, l.Name, l.Asked-l.Used)
 		}
 	}

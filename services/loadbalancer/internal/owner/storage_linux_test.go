@@ -19,8 +19,9 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestRemovedBackendsLeaveThoughTheDiskIsFull: another pod may get the address of a removed pod before the disk has
-// space again. The next stored change contains all changes before it.
+// TestRemovedBackendsLeaveThoughTheDiskIsFull: while the disk is full, a removed pod stops being a backend, because
+// another pod may get its address before the disk has space again. The next change that is stored contains all
+// changes before it.
 func TestRemovedBackendsLeaveThoughTheDiskIsFull(t *testing.T) {
 	c := &clock{now: time.Unix(1e9, 0)}
 	root := t.TempDir()

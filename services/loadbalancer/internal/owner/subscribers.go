@@ -28,7 +28,7 @@ const maxSubscribers = 32
 type Subscription struct {
 	Name     string
 	Enforces bool
-	// The last barrier that it applied; zero: none.
+	// Incarnation and Seq identify the last barrier that the subscriber applied; zero: none.
 	Incarnation [16]byte
 	Seq         uint64
 	// Capacity of the subscriber's maps; nil: not reported.
@@ -36,7 +36,7 @@ type Subscription struct {
 }
 
 // Subscribers manages the subscribers of frontends and their progress, and notifies callers of Wait and watchers of
-// services. The exported methods may be called concurrently; all else belongs to the loop.
+// services. The exported methods may be called concurrently. Everything else belongs to the loop.
 type Subscribers struct {
 	loop        *loop.Loop
 	log         *slog.Logger
@@ -50,12 +50,12 @@ type Subscribers struct {
 
 	all      map[string]*stream.Subscriber
 	sessions map[string]*Session // of connected subscribers
-	session  uint64              // number of the last one
-	seq      uint64              // of the last barrier
+	session  uint64              // number of the last session
+	seq      uint64              // number of the last barrier
 	progress chan struct{}       // closed when a subscriber makes progress
 
 	watch     *watch.Hub[service.Name, uint64] // of revisions
-	unsettled map[service.Name]uint64          // services last reported as not enforced, with their revisions
+	unsettled map[service.Name]uint64          // services that watchers know as not enforced, with their revisions
 	local     chan struct{}                    // has a token when Locals may have changed
 }
 
@@ -78,7 +78,7 @@ func (s *Subscribers) sorted() []*stream.Subscriber {
 	return slices.SortedFunc(maps.Values(s.all), func(a, b *stream.Subscriber) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// manyFrontends is the number of frontends from which sending all of them leaves much garbage.
+// manyFrontends is the number of frontends from which sending all of them counts as leaving much garbage.
 const manyFrontends = 256
 
 // Subscribe connects a subscriber. The caller must close the session.
@@ -127,7 +127,7 @@ func (s *Subscribers) drop(name string) {
 	s.places.forget(name)
 }
 
-// forgetOne drops the subscriber that has been disconnected for longest.
+// forgetOne drops the subscriber that has been disconnected for the longest time.
 func (s *Subscribers) forgetOne() bool {
 	var oldest *stream.Subscriber
 	for _, x := range s.all {
@@ -141,7 +141,7 @@ func (s *Subscribers) forgetOne() bool {
 	return oldest != nil
 }
 
-// end ends the session of a subscriber from the owner's side.
+// end ends the session of a subscriber.
 func (s *Subscribers) end(name string, why error) {
 	session := s.sessions[name]
 	if session == nil {
@@ -152,7 +152,7 @@ func (s *Subscribers) end(name string, why error) {
 	close(session.ended)
 }
 
-// mark marks frontends as changed for all subscribers; without keys, only a barrier is due.
+// mark marks frontends as changed for all subscribers. Without keys, it only requests a barrier.
 func (s *Subscribers) mark(keys []frontend.Key) {
 	for name, x := range s.all {
 		if err := x.Mark(keys); err != nil {
@@ -183,35 +183,35 @@ func (s *Subscribers) localChanged() {
 	}
 }
 
-// changed notifies the watchers about a service that has changed, and is not enforced yet.
+// changed notifies the watchers that a service has changed and is not enforced yet.
 func (s *Subscribers) changed(name service.Name, revision uint64) {
 	s.watch.Upsert(name, revision)
 	s.unsettled[name] = revision
 }
 
-// refused notifies the watchers about a service of which a subscriber has refused a frontend.
+// refused notifies the watchers that a subscriber has refused a frontend of a service.
 func (s *Subscribers) refused(j *joined) {
 	s.watch.Upsert(j.name, s.index.revision)
 	s.unsettled[j.name] = j.revision
 	s.moved()
 }
 
-// gone notifies the watchers about a service that was removed.
+// gone notifies the watchers that a service was removed.
 func (s *Subscribers) gone(name service.Name) {
 	s.watch.Delete(name)
 	delete(s.unsettled, name)
 }
 
-// Enforcement is the state of a service in the enforcing subscribers.
+// Enforcement tells whether the enforcing subscribers enforce a service.
 type Enforcement uint8
 
 const (
-	// EnforcementUnknown: no enforcing subscriber is connected, or one has not acknowledged
-	// anything yet. The kernel keeps its state meanwhile.
+	// EnforcementUnknown: no enforcing subscriber is connected, or one has not acknowledged anything yet. In the
+	// meantime, the kernel keeps its state.
 	EnforcementUnknown Enforcement = iota
-	// NotEnforced: a subscriber is behind, or has refused a frontend of the service.
+	// NotEnforced: a subscriber has not applied the revision yet, or has refused a frontend of the service.
 	NotEnforced
-	// Enforced: all enforcing subscribers have it, and there is at least one.
+	// Enforced: at least one enforcing subscriber is connected, and all of them enforce the service.
 	Enforced
 )
 
@@ -221,9 +221,9 @@ type Waited struct {
 	Disconnected, Enforcing []string
 }
 
-// Wait returns when every connected enforcing subscriber has acknowledged a revision; with ended,
-// also as ended. ErrRefused if one has refused a frontend of one of the services, or of any service
-// if of is empty.
+// Wait returns when every connected enforcing subscriber has acknowledged a revision as enforced and, if ended is
+// set, also as ended. It returns ErrRefused if a subscriber has refused a frontend of one of the services in of, or
+// of any service if of is empty.
 func (s *Subscribers) Wait(ctx context.Context, revision uint64, of []service.Name, ended bool) (Waited, error) {
 	for {
 		type answer struct {
@@ -246,7 +246,7 @@ func (s *Subscribers) Wait(ctx context.Context, revision uint64, of []service.Na
 
 func (s *Subscribers) reached(revision uint64, of []service.Name, ended bool) (Waited, bool, error) {
 	if revision > s.index.revision {
-		return Waited{}, false, fmt.Errorf("%w: %d, the services are at %d", failure.ErrRevision, revision, s.index.revision)
+		return Waited{}, false, fmt.Errorf("%w: %d, the current one is %d", failure.ErrRevision, revision, s.index.revision)
 	}
 	out := Waited{Revision: s.index.revision}
 	waiting := false
@@ -277,8 +277,8 @@ func (s *Subscribers) reached(revision uint64, of []service.Name, ended bool) (W
 	return out, !waiting, nil
 }
 
-// enforced reports whether every connected enforcing subscriber has a revision with all frontends
-// of a service, and there is at least one.
+// enforced reports whether at least one enforcing subscriber is connected, and all of these have applied a revision
+// with all frontends of a service.
 func (s *Subscribers) enforced(of service.Name, revision uint64) bool {
 	some := false
 	for _, x := range s.all {
@@ -293,9 +293,9 @@ func (s *Subscribers) enforced(of service.Name, revision uint64) bool {
 	return some
 }
 
-// enforcement returns the state of a revision of a service in the enforcing subscribers. For a
-// subscriber that began a new stream, it is unknown until the first acknowledgement: the kernel
-// still has its frontends, and all of them are sent again.
+// enforcement returns the state of a revision of a service in the enforcing subscribers. It is unknown while a
+// subscriber has begun a new stream and not acknowledged anything: the kernel still has its frontends, and all of
+// them are sent again.
 func (s *Subscribers) enforcement(of service.Name, revision uint64) Enforcement {
 	some, unknown := false, false
 	for _, x := range s.all {

@@ -66,7 +66,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-ended
-	// A refusal fails calls that wait for the service.
+	// A refused frontend makes calls that wait for the service fail.
 	o.apply(end)
 	x.until(2)
 	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: frontend.TCP}
@@ -119,7 +119,7 @@ func TestNewerConnectionReplacesASubscriber(t *testing.T) {
 	if err := x.Ack(t.Context(), x.barrier.Seq, 0); !errors.Is(err, failure.ErrReplaced) {
 		t.Errorf("%v", err)
 	}
-	x.Close() // which must not end the other session
+	x.Close() // this must not end the other session
 	y.has = x.has
 	o.apply(end)
 	y.until(2)

@@ -10,13 +10,13 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// held is a frontend as subscribers know it.
+// held is a frontend in the form that subscribers know.
 type held struct {
 	by       service.Name
-	frontend *frontend.Frontend // only of a touched service
+	frontend *frontend.Frontend // set only for a touched service
 }
 
-// same reports whether the kernel would get the same frontend for both.
+// same reports whether the kernel would get the same frontend from both.
 func (h held) same(o held) bool {
 	if h.by != o.by || (h.frontend == nil) != (o.frontend == nil) {
 		return false
@@ -24,8 +24,9 @@ func (h held) same(o held) bool {
 	return h.frontend == nil || h.frontend.Equal(o.frontend)
 }
 
-// transition finds the frontends that an edit changes. The touched services leave the index with the keys with which
-// they entered, because an edit may change their shares, and so their keys.
+// transition finds the frontends that an edit changes. Before the edit, the touched services are removed from the
+// index. Their keys must still be the same as when they were added. The edit may change their shares, and thus their
+// keys.
 type transition struct {
 	index   *index
 	touched []service.Name // sorted
@@ -59,7 +60,7 @@ func (ix *index) begin(touched map[service.Name]struct{}) *transition {
 	return t
 }
 
-// expect adds the keys of the touched services as they will be.
+// expect adds the keys that the touched services will have after the edit.
 func (t *transition) expect(after map[service.Name]*joined) {
 	for _, name := range t.touched {
 		j := after[name]
@@ -85,7 +86,7 @@ func (t *transition) end() []frontend.Key {
 			t.index.enter(j)
 		}
 	}
-	// Only frontends that a service had before and after are compared.
+	// Compare only frontends of services that had them before and have them afterwards.
 	existing := slices.DeleteFunc(slices.Clone(t.touched), func(name service.Name) bool { return !t.had[name] })
 	changed := make([]frontend.Key, 0, len(t.keys))
 	after := t.held(existing)

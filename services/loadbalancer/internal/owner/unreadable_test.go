@@ -16,8 +16,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// TestObjectThatCannotBeReadClosesWhatWasInForce: the API server no longer has the previous version of the object, so
-// its pods may be deleted and their addresses reused.
+// TestObjectThatCannotBeReadClosesWhatWasInForce: a new version of an object cannot be read. The previous version is
+// not used any more, because its pods may be deleted and their addresses reused.
 func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 	limits := Limits{Services: 100, Slices: 100, Frontends: 100, Backends: 100, BackendsPerService: 50}
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})
@@ -68,7 +68,7 @@ func TestObjectThatCannotBeReadClosesWhatWasInForce(t *testing.T) {
 
 // TestUnreadableDocumentsOfAFileLeaveTheOthersInForce uses a file with readable and unreadable documents. An unreadable
 // Service refuses connections, an unreadable slice is not used, and each is reported with file, document and line. If
-// the object of a document cannot be identified, all previous objects of the file stay.
+// a document does not identify its object, all previous objects of the file stay.
 func TestUnreadableDocumentsOfAFileLeaveTheOthersInForce(t *testing.T) {
 	dir := t.TempDir()
 	o := start(t, testConfig(&clock{now: time.Unix(1e9, 0)}), dir, managed.SourceFile)
@@ -171,8 +171,9 @@ func TestUnreadableServiceOfANewFileRefuses(t *testing.T) {
 	}
 }
 
-// TestRenamedFileThatCannotBeReadKeepsItsServices: the services stay under the former name of the file, until it can be
-// read or another file has them. This is so after a restart, too.
+// TestRenamedFileThatCannotBeReadKeepsItsServices: a file is renamed and cannot be read. Its services stay under the
+// former name of the file until the file can be read or another file has the services. This also applies after a
+// restart.
 func TestRenamedFileThatCannotBeReadKeepsItsServices(t *testing.T) {
 	dir := t.TempDir()
 	var o *running
@@ -229,8 +230,8 @@ func TestRenamedFileThatCannotBeReadKeepsItsServices(t *testing.T) {
 	want("removed while another file cannot be read", "", unreadable("e.yaml", ""))
 }
 
-// TestUnreadableObjectTakesTheOneOfASourceThatIsGone: no source delivers a newer version of an object whose source is
-// no longer configured, so the object of another source replaces it, readable or not.
+// TestUnreadableObjectTakesTheOneOfASourceThatIsGone: the source of an object is no longer configured and delivers no
+// newer version. An object of another source replaces it, even if that object is unreadable.
 func TestUnreadableObjectTakesTheOneOfASourceThatIsGone(t *testing.T) {
 	const led = "10.96.0.1:80/tcp of shop/web:p0 inside 10.244.0.5:8080"
 	const closed = "10.96.0.1:80/tcp of shop/web:p0 inside reject"
@@ -272,7 +273,7 @@ func TestUnreadableObjectTakesTheOneOfASourceThatIsGone(t *testing.T) {
 		if err != nil || len(list) != 1 || list[0].Source != to {
 			t.Errorf("to %s: %+v, %v", to, list, err)
 		}
-		// A closed Service belongs to the source that delivers it now.
+		// The closed Service belongs to the source that delivers it now.
 		o.stop()
 		o = start(t, config, dir, from)
 		if to == managed.SourceFile {
@@ -289,7 +290,8 @@ func TestUnreadableObjectTakesTheOneOfASourceThatIsGone(t *testing.T) {
 	}
 }
 
-// TestUnreadableSliceOfAFileReplacesTheOneOfASourceThatIsGone: its endpoints are not used.
+// TestUnreadableSliceOfAFileReplacesTheOneOfASourceThatIsGone: a slice of a source that is no longer configured is
+// replaced by an unreadable slice of a file. Its endpoints are not used any more.
 func TestUnreadableSliceOfAFileReplacesTheOneOfASourceThatIsGone(t *testing.T) {
 	dir := t.TempDir()
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})

@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// unsaved are objects whose last change is in effect but not stored. Addresses of removed pods do not stay backends
-// while a disk is full. The next change stores it.
+// unsaved contains objects whose last change is in effect but could not be stored. So addresses of removed pods do
+// not stay backends while the disk is full. The next change that is stored includes these objects.
 type unsaved map[service.ObjectKey]struct{}
 
 // add adds the objects of an edit that could not be stored.

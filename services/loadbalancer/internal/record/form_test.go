@@ -49,8 +49,8 @@ func dump(t *testing.T, dir string) string {
 	return b.String()
 }
 
-// TestFormOfTheFileStays compares the records with those that version b7deab4c wrote for the same
-// changes: after a downgrade, that version has to read them.
+// TestFormOfTheFileStays compares the records with the records that version b7deab4c wrote for the same changes. That
+// version must still be able to read the records after a downgrade.
 func TestFormOfTheFileStays(t *testing.T) {
 	dir := t.TempDir()
 	j, _, _ := open(t, dir)

@@ -111,7 +111,7 @@ var options = journal.Options[Record]{
 		Layout: store.Layout{Format: "sluice-loadbalancer", Version: 1, Buckets: []string{bucketObjects, bucketState}},
 		Init: func(t *store.Tx) error {
 			name := make([]byte, 16)
-			rand.Read(name) //nolint:errcheck // it never fails
+			rand.Read(name) //nolint:errcheck // rand.Read never fails
 			t.Put(bucketState, []byte(keyName), name)
 			return nil
 		},

@@ -15,9 +15,9 @@ import (
 	"github.com/sluice-net/sluice/services/loadbalancer/internal/service"
 )
 
-// The start reads tens of thousands of records, and a change may write as many; encoding/json would take a fifth of
-// that time. The types in record.go define the format. For them, writer writes the same bytes as encoding/json. reader
-// can only read texts that writer has written; all others are read with encoding/json.
+// A start reads tens of thousands of records, and a change may write as many. encoding/json would take a fifth of the
+// time of a start or a change. The types in record.go define the format. For them, writer writes the same bytes as
+// encoding/json. reader can only read texts that writer has written; all others are read with encoding/json.
 
 // writer appends JSON to b.
 type writer struct{ b []byte }
@@ -41,7 +41,7 @@ func (w *writer) key(key string) {
 // value appends a string.
 func (w *writer) value(s string) {
 	for i := range len(s) {
-		// encoding/json escapes or replaces all other characters
+		// encoding/json escapes or replaces all other characters.
 		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
 			b, err := json.Marshal(s)
 			if err != nil {
@@ -251,7 +251,7 @@ func abouts(all []service.Endpoint) (about []service.About, at []int) {
 // reader reads a record.
 type reader struct {
 	jsonscan.Scanner
-	// Parts of the last record. The next record reuses their memory.
+	// service and slice are the parts of the last record. The next record reuses their memory.
 	service serviceRecord
 	slice   sliceRecord
 }
@@ -295,7 +295,7 @@ func (r *reader) array(element func()) {
 	}
 }
 
-// own reads a text that is kept after the record, so it does not share the record's memory.
+// own reads a text and copies it, because it outlives the memory of the record.
 func (r *reader) own() string { return strings.Clone(r.Text()) }
 
 func (r *reader) ownTexts() (out []string) {

@@ -124,7 +124,8 @@ func someRecord(r *rand.Rand) Record {
 	return out
 }
 
-// TestRecordsAreWrittenAndReadAsByEncodingJSON compares the bytes, because another version has to read them.
+// TestRecordsAreWrittenAndReadAsByEncodingJSON compares bytes: another version of the service must be able to read
+// the records.
 func TestRecordsAreWrittenAndReadAsByEncodingJSON(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 5000 {
@@ -168,7 +169,7 @@ func TestOtherTextsAreReadByEncodingJSON(t *testing.T) {
 	}
 }
 
-// TestFieldsOfALaterVersionAreIgnored, even in a record of an unknown type.
+// TestFieldsOfALaterVersionAreIgnored: unknown fields are ignored, even in a record of an unknown type.
 func TestFieldsOfALaterVersionAreIgnored(t *testing.T) {
 	for _, in := range records() {
 		text := fmt.Sprintf(`{"later":1,%s`, encode(in)[1:])

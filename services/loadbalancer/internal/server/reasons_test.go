@@ -15,7 +15,7 @@ import (
 	lbv1 "github.com/sluice-net/sluice/proto/gen/sluice/loadbalancer/v1"
 )
 
-// elsewhere lists the reasons that TestServerGivesEveryReason cannot provoke.
+// elsewhere lists the reasons that TestServerGivesEveryReason cannot cause, with the tests that cover them.
 var elsewhere = map[lbv1.ErrorReason]string{
 	lbv1.ErrorReason_ERROR_REASON_UNSPECIFIED:    "never sent",
 	lbv1.ErrorReason_ERROR_REASON_TOKEN_EXPIRED:  "never sent",
@@ -23,8 +23,8 @@ var elsewhere = map[lbv1.ErrorReason]string{
 	lbv1.ErrorReason_ERROR_REASON_STORAGE_FAILED: "main_linux_test.go fills the disk of a process",
 }
 
-// TestServerGivesEveryReason provokes each reason of the API by calls. A test of single errors is not sufficient: an
-// error of the core may wrap several errors, and the result must have the right reason.
+// TestServerGivesEveryReason provokes each reason of the API by calls. Testing single errors would not be enough: an
+// error of the core may wrap several errors, and the status must have the right reason.
 func TestServerGivesEveryReason(t *testing.T) {
 	seen := map[lbv1.ErrorReason]bool{}
 	dir := stateDir(t)

@@ -181,8 +181,8 @@ func TestServiceIsShownWithItsFrontends(t *testing.T) {
 	}
 }
 
-// TestServiceAsksForATableByAnAnnotation: applying the annotation replaces the service, and each list of each frontend
-// has the algorithm.
+// TestServiceAsksForATableByAnAnnotation: when the annotation is added, the service is replaced, and each list of
+// each frontend has the algorithm.
 func TestServiceAsksForATableByAnAnnotation(t *testing.T) {
 	r := serve(t)
 	r.apply(web)

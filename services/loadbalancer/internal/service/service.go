@@ -142,7 +142,7 @@ type Service struct {
 	Type    Type
 	// Headless means spec.clusterIP: None.
 	Headless bool
-	// IPv4 and IPv6 are the families of the service. Its node ports exist for these families.
+	// IPv4 and IPv6 are the families of the service. The service has node ports in these families.
 	IPv4, IPv6 bool
 	// InternalLocal and ExternalLocal mean that the internal or the external traffic policy is Local.
 	InternalLocal, ExternalLocal bool
@@ -165,16 +165,16 @@ type Service struct {
 	// Closed means that the source has replaced the service by a version that cannot be read. Its frontends refuse
 	// connections.
 	Closed bool
-	// ExceedsShare means that the service exceeds its tenant's share of limits.services. It is also Closed, and has
-	// only the parts that reserve its addresses and node ports.
+	// ExceedsShare means that the service exceeds its tenant's share of limits.services. The service is then also
+	// Closed, and has only the parts that are needed to refuse connections to its addresses and node ports.
 	ExceedsShare bool
 }
 
 // Ingress is an address of a load balancer in front of the cluster.
 type Ingress struct {
 	Addr netip.Addr
-	// Proxy means that the load balancer terminates connections itself (ipMode Proxy), so packets from pods are
-	// sent to it like to any other address.
+	// Proxy means that the load balancer terminates connections itself (ipMode Proxy). Packets from pods are then
+	// sent to the load balancer, as to any external address.
 	Proxy bool
 }
 
@@ -191,9 +191,9 @@ func (s *Service) HasFrontends() bool {
 	return s.Type != ExternalName && !s.Headless && s.OtherProxy == ""
 }
 
-// Refusing returns the form of the service that applies if it exceeds limits.services: it refuses connections to its
-// addresses and node ports, and has no external addresses. It contains only the first port and the ports with node
-// ports, because an address that only services use refuses connections to every port without a frontend.
+// Refusing returns the form of the service that is used if the service exceeds limits.services. This form refuses
+// connections to the addresses and node ports, and has no external addresses. It contains only the first port and the
+// ports with node ports, because a virtual IP refuses connections to every port without a frontend.
 func (s *Service) Refusing() *Service {
 	out := s.Clone()
 	out.Closed, out.ExceedsShare = true, true
@@ -221,8 +221,8 @@ func (s *Service) Equal(o *Service) bool {
 		s.ExceedsShare == o.ExceedsShare
 }
 
-// Clone returns a copy that shares no memory with the input of the decoder. Clones that are made one after the other
-// are adjacent in memory, so the memory of the decoder can be freed as a whole.
+// Clone returns a copy that shares no memory with the input of the decoder. The decoder's memory can then be freed as
+// a whole.
 func (s *Service) Clone() *Service {
 	out := *s
 	out.Name, out.OtherProxy = s.Name.clone(), shared(s.OtherProxy)
@@ -246,7 +246,7 @@ type Slice struct {
 	Created int64
 	// Service is the label kubernetes.io/service-name; empty if the slice belongs to no service.
 	Service string
-	// IPv6 means that its addresses are IPv6 addresses. A slice of domain names has no endpoints here.
+	// IPv6 means that the addresses are IPv6 addresses. A slice of type FQDN has no endpoints here.
 	IPv6      bool
 	Ports     []SlicePort
 	Endpoints []Endpoint
@@ -295,8 +295,8 @@ func (s State) Ready() bool { return s&Ready != 0 }
 // Draining reports whether the endpoint is terminating but still serves.
 func (s State) Draining() bool { return s&(Serving|Terminating) == Serving|Terminating }
 
-// Keeps reports whether existing connections to the endpoint are kept, because it still serves, or may still finish
-// them.
+// Keeps reports whether existing connections to the endpoint are kept: the endpoint still serves, or is terminating
+// and may still finish them.
 func (s State) Keeps() bool { return s&(Serving|Terminating) != 0 }
 
 // Endpoint is an endpoint of a slice. There may be a hundred thousand endpoints, so they share equal values of
@@ -311,7 +311,7 @@ type About struct {
 	State State
 	// Node and Zone are the location of the endpoint.
 	Node, Zone string
-	// ForNodes and ForZones are hints: names, sorted and joined by ",".
+	// ForNodes and ForZones are topology hints: names, sorted and joined by ",".
 	ForNodes, ForZones string
 }
 

@@ -19,7 +19,7 @@ type Source struct {
 	// that these objects leave.
 	Shared bool
 	// Waits is set if another program has already stored the objects, so that an object that exceeds a limit cannot
-	// be rejected. It waits for capacity, and until then refuses connections.
+	// be rejected. Such an object waits for capacity, and until then a Service refuses connections.
 	Waits bool
 	// Zone is set if the source delivers the zone of the node, which is stored for the next run.
 	Zone bool

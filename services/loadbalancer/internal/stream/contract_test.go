@@ -22,8 +22,8 @@ func TestStreamKeepsTheContractOfDesiredState(t *testing.T) {
 	})
 }
 
-// contract has the subscribers of the owner. An object is the frontend of key(object), and its
-// value the version in the table.
+// contract adapts the subscribers of the owner to the contract test. An object is the frontend of key(object), and
+// its value is the frontend's version in the table.
 type contract struct {
 	table       *table
 	run         int

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-net/sluice/model/frontend"
 )
 
-// TestUnfinishedSnapshotBeginsAgain: if the stream resumed within a snapshot, the subscriber would lack the first part,
-// and would remove frontends that the rest does not contain.
+// TestUnfinishedSnapshotBeginsAgain: the connection is lost during a snapshot. The stream must not resume in the
+// middle of the snapshot: the subscriber would then remove the frontends of the first part.
 func TestUnfinishedSnapshotBeginsAgain(t *testing.T) {
 	src := newTable(3 * MaxSteps)
 	s := New("a")
@@ -20,14 +20,14 @@ func TestUnfinishedSnapshotBeginsAgain(t *testing.T) {
 	seq := k.barrier.Seq
 	src.change(t, s, 2, key(1))
 	s.Disconnect(s.Until)
-	// Another run of the subscriber starts without state, and is disconnected during its snapshot.
+	// A new process of the subscriber starts without state, and is disconnected during its snapshot.
 	s.Connect(2, 0, src)
 	s.Next(src)
-	if err := s.Ack(seq, 0); err != nil { // of the previous stream
+	if err := s.Ack(seq, 0); err != nil { // a barrier of the previous stream
 		t.Fatal(err)
 	}
 	s.Disconnect(s.Until)
-	// The previous run connects again.
+	// The previous process connects again.
 	if s.Connect(3, seq, src) {
 		t.Error("a stream resumes after a barrier from before an unfinished snapshot")
 	}
@@ -45,14 +45,15 @@ func TestUnfinishedSnapshotBeginsAgain(t *testing.T) {
 	}
 }
 
-// TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce: the latest value is sent.
+// TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce: a frontend changes while its batch is being sent, and was not
+// sent yet. Only its latest value is sent.
 func TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce(t *testing.T) {
 	src := newTable(2 * MaxSteps)
 	s := New("a")
 	s.Connect(1, 0, src)
 	k := newKernel()
 	k.take(s.Next(src))
-	last := key(2*MaxSteps - 1) // it is in the second message
+	last := key(2*MaxSteps - 1) // this key is in the second message
 	src.change(t, s, 2, last)
 	k.all(s, src)
 	k.same(t, src)
@@ -61,8 +62,8 @@ func TestFrontendThatChangesWhileItsBatchIsSentIsSentOnce(t *testing.T) {
 	}
 }
 
-// TestBarriersOfTheOlderHalfAreThinned: of the older half of the barriers, only some are kept. The acknowledgement of a
-// dropped barrier counts for the last kept barrier before it. All barriers of the newer half are kept.
+// TestBarriersOfTheOlderHalfAreThinned: of the older half of the barriers, only some are kept; of the newer half,
+// all. The acknowledgement of a dropped barrier counts for the last kept barrier before it.
 func TestBarriersOfTheOlderHalfAreThinned(t *testing.T) {
 	src := newTable(1)
 	s := New("a")
@@ -83,8 +84,8 @@ func TestBarriersOfTheOlderHalfAreThinned(t *testing.T) {
 	}
 }
 
-// TestKeysThatAreSentAndNotAcknowledgedAreBounded: a stream cannot resume after a barrier if the keys of later changes
-// are no longer stored.
+// TestKeysThatAreSentAndNotAcknowledgedAreBounded: if too many keys are unacknowledged, the keys after the oldest
+// barriers are dropped. A stream cannot resume after these barriers.
 func TestKeysThatAreSentAndNotAcknowledgedAreBounded(t *testing.T) {
 	src := newTable(0)
 	s := New("a")
@@ -96,7 +97,7 @@ func TestKeysThatAreSentAndNotAcknowledgedAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := 0; i < maxKeys+10; i += 1000 {
-		clear(src.has) // only to reduce their number; the subscriber is not notified
+		clear(src.has) // removes the frontends without notifying the subscriber, only to reduce their number
 		var keys []frontend.Key
 		for n := range 1000 {
 			keys = append(keys, key(i+n))

@@ -7,8 +7,8 @@
 // several times while it waits is sent once, with its latest value. The set contains at most the existing and the
 // removed frontends.
 //
-// Keys are sent in batches. Each batch ends with a barrier, so that a subscriber receives barriers however fast keys
-// change. A Subscriber is not safe for concurrent use.
+// Keys are sent in batches. Each batch has a fixed set of keys and ends with a barrier. So a subscriber receives
+// barriers even if keys change continuously. A Subscriber is not safe for concurrent use.
 package stream
 
 import (
@@ -31,12 +31,12 @@ const (
 )
 
 const (
-	// maxKeys is the maximum number of keys that wait to be sent or acknowledged. There are never that many
-	// frontends. The limit is reached only if keys are added and removed continuously while the subscriber receives
-	// nothing.
+	// maxKeys is the maximum number of keys that wait to be sent or acknowledged. There can never be so many
+	// frontends. The limit is exceeded only if frontends are added and removed continuously while the subscriber
+	// receives nothing.
 	maxKeys = 4 << 16
-	// maxBarriers is the maximum number of barriers whose revisions are kept. If another barrier is acknowledged,
-	// this counts as an acknowledgement of the last kept barrier before it.
+	// maxBarriers is the maximum number of barriers whose revisions are kept. The acknowledgement of any other
+	// barrier counts for the last kept barrier before it.
 	maxBarriers = 1024
 	// MaxRefusals is the maximum number of refusals that are kept.
 	MaxRefusals = 4096
@@ -64,10 +64,10 @@ type Source interface {
 type Refusal struct {
 	Service service.Name
 	Reason  string
-	// until is set if the frontend was sent again before the refusal arrived. It is the barrier whose
-	// acknowledgement shows that the new version is enforced.
+	// until is set if the frontend was sent again before the refusal arrived. When the subscriber acknowledges the
+	// barrier until, it enforces the new version.
 	until uint64
-	old   bool // the subscriber has acknowledged an earlier barrier since the refusal
+	old   bool // the refusal belongs to an earlier version: the subscriber has since acknowledged an earlier barrier
 }
 
 // Subscriber is a subscriber, which need not be connected.
@@ -117,8 +117,8 @@ func (s *Subscriber) wake() {
 	}
 }
 
-// Connect begins a stream. If barrier seq belongs to this run and the stream can resume after it, it does; otherwise
-// the stream begins with all frontends.
+// Connect begins a stream. The stream resumes after barrier seq if that barrier belongs to this run and all later
+// changes are still known. Otherwise it begins with all frontends.
 func (s *Subscriber) Connect(session, seq uint64, src Source) (resumed bool) {
 	s.Session, s.Until, s.due = session, time.Time{}, true
 	s.Wake = make(chan struct{}, 1)
@@ -160,7 +160,7 @@ func (s *Subscriber) Disconnect(until time.Time) {
 func (s *Subscriber) Mark(keys []frontend.Key) error {
 	s.due = true
 	if s.Session == 0 && s.floor == ^uint64(0) {
-		return nil // the stream begins with all frontends
+		return nil // the stream will begin with all frontends
 	}
 	for _, k := range keys {
 		s.dirty[k] = struct{}{}
@@ -259,9 +259,9 @@ func (s *Subscriber) end(src Source) *frontend.Barrier {
 func (s *Subscriber) Ack(enforced, ended uint64) error {
 	switch {
 	case enforced > s.last || ended > s.last:
-		return fmt.Errorf("%w: %d and %d are acknowledged, the last one is %d", failure.ErrAck, enforced, ended, s.last)
+		return fmt.Errorf("%w: barriers %d and %d are acknowledged, the last is %d", failure.ErrAck, enforced, ended, s.last)
 	case ended > max(enforced, s.enforced):
-		return fmt.Errorf("%w: %d is acknowledged as ended before it is enforced", failure.ErrAck, ended)
+		return fmt.Errorf("%w: barrier %d is acknowledged as ended before it is enforced", failure.ErrAck, ended)
 	}
 	s.acknowledge(enforced)
 	if ended > s.ended {
@@ -293,7 +293,7 @@ func (s *Subscriber) acknowledge(enforced uint64) {
 		case enforced < r.until:
 			r.old = true
 			s.refusals[k] = r
-		case r.old: // the refusal concerned an earlier version; this version was not refused
+		case r.old: // the subscriber refused an earlier version, and not this one
 			s.accept(k)
 		default:
 			r.until = 0
@@ -334,8 +334,8 @@ func (s *Subscriber) Refuse(k frontend.Key, of service.Name, reason string) {
 		return
 	}
 	r := Refusal{Service: of, Reason: reason}
-	// The subscriber is processing messages before the first unacknowledged barrier, so it may not have received
-	// frontends that were sent after it.
+	// The subscriber is still processing messages before the first unacknowledged barrier. So it may not have seen
+	// frontends that were sent after that barrier.
 	first := s.seq
 	for _, b := range s.barriers {
 		if b.Seq > s.enforced {
@@ -370,10 +370,10 @@ func (s *Subscriber) Refuses(of service.Name) bool { return s.refused[of] > 0 }
 type Progress struct {
 	Enforced, Ended uint64 // revisions
 	Refusals        map[frontend.Key]Refusal
-	Omitted         int // number of refusals that are not stored
+	Omitted         int // number of refusals that are not in the map
 }
 
-// Progress returns the progress. The map is the subscriber's and must not be changed.
+// Progress returns the progress. The map belongs to the subscriber; the caller must not change it.
 func (s *Subscriber) Progress() Progress {
 	return Progress{s.enforcedRevision, s.endedRevision, s.refusals, s.omitted}
 }

@@ -103,7 +103,7 @@ func (k *kernel) take(steps []frontend.Step) {
 	}
 }
 
-// all takes messages until the queue is empty.
+// all reads messages until there is nothing to send.
 func (k *kernel) all(s *Subscriber, t *table) (messages int) {
 	for {
 		steps := s.Next(t)
@@ -135,7 +135,7 @@ func TestMessagesKeepTheirBounds(t *testing.T) {
 		{1000, 0, 2, 2},
 		{2500, 0, 3, 3},
 		{10, 10_000, 3, 4},
-		{3, 100_000, 3, 4}, // each is larger than a message
+		{3, 100_000, 3, 4}, // each frontend is larger than a message
 	} {
 		src, s, k := newTable(c.frontends), New("a"), newKernel()
 		src.backends = c.backends
@@ -193,7 +193,8 @@ func TestChangesAreMergedByKey(t *testing.T) {
 	}
 }
 
-// TestBarriersComeWhileEverythingChanges: a batch contains only the keys that were pending when it began.
+// TestBarriersComeWhileEverythingChanges: a batch contains only the keys that were pending when it began. So barriers
+// are sent even if all keys change continuously.
 func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	src, s, k := newTable(5000), New("a"), newKernel()
 	s.Connect(1, 0, src)
@@ -214,8 +215,8 @@ func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	k.same(t, src)
 }
 
-// TestFlappingLeavesMemoryFlat: 10,000 flapping endpoints do not grow the memory of a subscriber that reads nothing, or
-// of one that acknowledges nothing.
+// TestFlappingLeavesMemoryFlat: 10,000 endpoints that appear and disappear do not increase the memory for a subscriber that
+// reads nothing, or for a subscriber that acknowledges nothing.
 func TestFlappingLeavesMemoryFlat(t *testing.T) {
 	const n = 10_000
 	src, stuck, silent, k := newTable(n), New("stuck"), New("silent"), newKernel()
@@ -276,8 +277,7 @@ func TestStreamResumesBehindABarrier(t *testing.T) {
 	if k.upserts != 3 || k.barrier.SnapshotComplete {
 		t.Errorf("%d upserts, the barrier %+v", k.upserts, k.barrier)
 	}
-	// Try to resume after a barrier that it has acknowledged before, and after one that was never
-	// sent.
+	// Try to resume after a barrier that was acknowledged earlier, and after a barrier that was never sent.
 	if err := s.Ack(k.barrier.Seq, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -300,15 +300,15 @@ func TestStreamResumesBehindABarrier(t *testing.T) {
 	}
 }
 
-// TestAnyConnectionComesToTheSame: after any sequence of changes, lost connections and late acknowledgements, the
-// subscriber has the current frontends.
+// TestAnyConnectionComesToTheSame: the subscriber has the current frontends after any sequence of changes, lost
+// connections and late acknowledgements.
 func TestAnyConnectionComesToTheSame(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 2))
 	src, s, k := newTable(50), New("a"), newKernel()
 	s.Connect(1, 0, src)
-	stable := newKernel() // as of the last barrier, like the state of an adopted kernel
+	stable := newKernel() // the state at the last barrier, which a restarted datapath finds in the kernel
 	copyTo := func(to, from *kernel) {
 		clear(to.has)
 		for key, v := range from.has {
@@ -364,7 +364,7 @@ func TestAcknowledgementsAreChecked(t *testing.T) {
 	if err := s.Ack(2, 1); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Ack(1, 0); err != nil { // an older one changes nothing
+	if err := s.Ack(1, 0); err != nil { // the acknowledgement of an older barrier has no effect
 		t.Fatal(err)
 	}
 	if p := s.Progress(); p.Enforced != 2 || p.Ended != 1 {
@@ -372,8 +372,8 @@ func TestAcknowledgementsAreChecked(t *testing.T) {
 	}
 }
 
-// TestManyBarriersWithoutAcknowledgement: the revisions of many unacknowledged barriers are stored approximately, and
-// never too high.
+// TestManyBarriersWithoutAcknowledgement: if many barriers are unacknowledged, only some of their revisions are kept.
+// The reported revision may be too low, but never too high.
 func TestManyBarriersWithoutAcknowledgement(t *testing.T) {
 	src, s, k := newTable(1), New("a"), newKernel()
 	s.Connect(1, 0, src)
@@ -422,8 +422,8 @@ func TestRefusalHoldsUntilTheFrontendIsSentAgain(t *testing.T) {
 	if refused() != 0 {
 		t.Error("the frontend was sent again, but is still refused")
 	}
-	// The refusal of the earlier frontend arrives after it was sent again; the next
-	// acknowledgements decide.
+	// The refusal of a frontend arrives after a new version was sent. The next acknowledgements show which version
+	// was refused.
 	first := k.barrier.Seq
 	src.change(t, s, 4, key(0))
 	k.all(s, src)
@@ -440,7 +440,7 @@ func TestRefusalHoldsUntilTheFrontendIsSentAgain(t *testing.T) {
 	if refused() != 0 {
 		t.Error("the refusal of the earlier frontend still counts")
 	}
-	// Again, for both frontends: one acknowledgement of all leaves it refused.
+	// Repeat this for both frontends. A single acknowledgement of everything leaves the frontend refused.
 	src.change(t, s, 5, key(0))
 	k.all(s, src)
 	src.change(t, s, 6, key(0))

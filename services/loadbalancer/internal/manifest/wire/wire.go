@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package wire defines types for the Kubernetes objects that are read. They have every field of the types in
-// k8s.io/api, which a test checks; k8s.io/api also documents the meaning and the valid values of each field.
+// Package wire defines types for the Kubernetes objects that are read. They have the same fields as the types in
+// k8s.io/api, which a test checks. k8s.io/api documents the meaning and the valid values of each field.
 package wire
 
 // Head contains the version and the kind of an object.
@@ -63,7 +63,7 @@ type (
 		AllocateLoadBalancerNodePorts *bool           `json:"allocateLoadBalancerNodePorts"`
 		LoadBalancerClass             Opaque          `json:"loadBalancerClass"`
 		InternalTrafficPolicy         *string         `json:"internalTrafficPolicy"`
-		// the hints of the slices contain its effect
+		// The field has no effect here, because the API server applies it to the hints of the slices.
 		TrafficDistribution Opaque `json:"trafficDistribution"`
 	}
 	// ServicePort is a port of a Service.
@@ -72,7 +72,7 @@ type (
 		Protocol    string `json:"protocol"`
 		AppProtocol Opaque `json:"appProtocol"`
 		Port        int32  `json:"port"`
-		TargetPort  Opaque `json:"targetPort"` // the ports of the slices contain it
+		TargetPort  Opaque `json:"targetPort"` // the slices contain the resulting port
 		NodePort    int32  `json:"nodePort"`
 	}
 	// AffinityConfig is the configuration of session affinity.

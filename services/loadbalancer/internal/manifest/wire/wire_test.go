@@ -28,7 +28,7 @@ func fields(t reflect.Type) map[string]reflect.Type {
 	return out
 }
 
-// below returns the struct type of a field or of its elements; nil if they are no structs.
+// below returns the struct type of a field, or of its elements; nil if that is not a struct.
 func below(t reflect.Type) reflect.Type {
 	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()

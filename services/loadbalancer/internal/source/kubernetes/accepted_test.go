@@ -35,8 +35,9 @@ func webService() *corev1.Service {
 	}
 }
 
-// TestUnusablePartOfAServiceLeavesTheRest: the API server accepts each of these Services, or did so in an earlier
-// version, and kube-proxy serves the cluster IP of each. Sluice omits only the unsupported part, with a note.
+// TestUnusablePartOfAServiceLeavesTheRest: each of these Services has an unsupported part. The API server accepts the
+// Service, or did so in an earlier version, and kube-proxy serves its cluster IP. Sluice omits only the unsupported
+// part, with a note.
 func TestUnusablePartOfAServiceLeavesTheRest(t *testing.T) {
 	ingress := func(text string) func(*corev1.Service) {
 		return func(s *corev1.Service) {
@@ -134,8 +135,8 @@ func TestUnusablePartOfAServiceLeavesTheRest(t *testing.T) {
 	}
 }
 
-// TestUnreadableSourceRangeOpensNothing: an unreadable range allows no client. Without ranges, the address would allow
-// every client.
+// TestUnreadableSourceRangeOpensNothing: an unreadable source range allows no client. If it were dropped, a service
+// without other ranges would allow every client.
 func TestUnreadableSourceRangeOpensNothing(t *testing.T) {
 	for text, want := range map[string]string{
 		"010.0.0.0/8":                         "[0.0.0.0/32]",
@@ -143,7 +144,7 @@ func TestUnreadableSourceRangeOpensNothing(t *testing.T) {
 		"fe80::1%eth0/64":                     "[0.0.0.0/32]",
 		"":                                    "[0.0.0.0/32]",
 		"10.0.0.0/8 192.0.2.0/33":             "[10.0.0.0/8]",
-		"2001:db8::/32 010.0.0.0/8":           "[0.0.0.0/32]", // no range of the address's family
+		"2001:db8::/32 010.0.0.0/8":           "[0.0.0.0/32]", // no range has the family of the address
 		"10.0.0.0/8 010.0.0.0/8 192.0.2.1/32": "[10.0.0.0/8 192.0.2.1/32]",
 	} {
 		s := webService()
@@ -203,8 +204,8 @@ func webSlice(ports []discoveryv1.EndpointPort, addresses ...string) *discoveryv
 	return s
 }
 
-// TestUnusablePartOfASliceLeavesTheRest: if one unusable endpoint or port kept the previous version of the slice, its
-// other endpoints might no longer exist.
+// TestUnusablePartOfASliceLeavesTheRest: an unusable endpoint or port is left out, and the rest of the slice is used.
+// Keeping the previous version of the slice instead would keep endpoints that may no longer exist.
 func TestUnusablePartOfASliceLeavesTheRest(t *testing.T) {
 	name, protocol, port := "http", corev1.ProtocolTCP, int32(8080)
 	http := discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port}

@@ -131,7 +131,7 @@ type zone struct {
 	done  <-chan struct{}
 }
 
-// Upsert implements kube.Handler. It blocks until the zone is stored, which delays no other object, because only one
+// Upsert implements kube.Handler. It blocks until the zone is stored. This delays no other object, because only one
 // Node is watched.
 func (z *zone) Upsert(_ types.NamespacedName, name string) {
 	for err := z.set(name); err != nil; err = z.set(name) {

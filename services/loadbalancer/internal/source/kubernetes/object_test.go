@@ -82,8 +82,8 @@ func fill(r *rand.Rand, v reflect.Value, field string) {
 	}
 }
 
-// TestObjectsOfTheAPIAreThoseOfTheirTexts: an object whose text is accepted has the same content as its text. Of any
-// other object, only parts are omitted.
+// TestObjectsOfTheAPIAreThoseOfTheirTexts: converting an object of the API gives the same content as decoding its
+// text. If the text is rejected, the converted object only lacks parts.
 func TestObjectsOfTheAPIAreThoseOfTheirTexts(t *testing.T) {
 	const tries = 20_000
 	r := rand.New(rand.NewPCG(1, 2))

@@ -33,8 +33,8 @@ func defaults(p instance.Paths) Config {
 		StateDir:   p.ServiceStateDir("controller"),
 		Identity:   p.Socket("identity"),
 		Kubernetes: kube.Defaults(),
-		// sluice-policy of earlier versions wrote the status of policies and used the same Lease. While both run,
-		// only one of them is elected.
+		// Earlier versions of sluice-policy wrote the status of policies and used the same Lease. If such a process
+		// still runs, only one of the two is elected.
 		Election: ElectionConfig{Namespace: "sluice-system", Lease: "sluice-status"},
 		Settings: evaluation.DefaultSettings(),
 	}

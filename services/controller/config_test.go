@@ -31,7 +31,8 @@ func TestSettingsAreThoseOfTheDocumentation(t *testing.T) {
 	}
 }
 
-// TestSharesHaveTheDefaultsOfTheNodes: the status reports how nodes treat a policy, so both need the same limits.
+// TestSharesHaveTheDefaultsOfTheNodes: the status tells how nodes treat a policy, so the controller must have the
+// same limits as the nodes.
 func TestSharesHaveTheDefaultsOfTheNodes(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/policy.md")
 	if err != nil {

@@ -4,8 +4,8 @@
 // Package election elects one of the processes that name the same Lease, with client-go's leaderelection.
 //
 // Two rules are stricter than the library's. A holder stops 10 s after the start of its last successful renewal, no
-// matter how long the response took: other candidates count 15 s from the moment at which they saw the renewal. And a
-// process releases the Lease only after all work of its term has returned.
+// matter how long the response took: other candidates take over 15 s after they saw the renewal. And a process
+// releases the Lease only after all functions that work during its term have returned.
 package election
 
 import (
@@ -59,7 +59,7 @@ type Status struct {
 // term is a period in which this process holds the Lease.
 type term struct {
 	ctx     context.Context
-	members sync.WaitGroup // calls of lead functions
+	members sync.WaitGroup // running calls of lead functions
 }
 
 // New returns a candidate. identity must be different for each candidate.
@@ -126,7 +126,7 @@ func (e *Election) serve(ctx context.Context) error {
 	if !held {
 		return nil
 	}
-	why := context.Cause(ctx) // nil: the library gave up
+	why := context.Cause(ctx) // nil: the library has stopped by itself
 	end(nil)
 	e.end(t)
 	switch {

@@ -124,7 +124,7 @@ func (c transport) answer(r *http.Request) (_ *http.Response, slow time.Duration
 // process takes part in the election until stop is called.
 type process struct {
 	stop    func()
-	slow    time.Duration // between the end of its context and the end of its work
+	slow    time.Duration // time between the end of its context and the end of its work
 	leading atomic.Bool
 	*Election
 }
@@ -150,7 +150,7 @@ func (l *leases) process(t *testing.T, identity string) *process {
 		e.While(ctx, func(ctx context.Context) {
 			p.leading.Store(true)
 			<-ctx.Done()
-			time.Sleep(p.slow) // the clock of the test
+			time.Sleep(p.slow) // the fake clock of the test
 			p.leading.Store(false)
 		})
 	})
@@ -199,8 +199,9 @@ func TestOneProcessLeads(t *testing.T) {
 	})
 }
 
-// TestSlowRenewalMakesNoSecondLeader: the leader counts a renewal from the start of the request. Other processes
-// count it from the time at which they see the write.
+// TestSlowRenewalMakesNoSecondLeader: responses to renewals are slow. The leader counts its term from the start of
+// the request, and other processes from the time at which they see the write. So the leader stops before another
+// process leads.
 func TestSlowRenewalMakesNoSecondLeader(t *testing.T) {
 	for range 20 { // with different random delays
 		synctest.Test(t, func(t *testing.T) {
@@ -224,7 +225,7 @@ func TestSlowRenewalMakesNoSecondLeader(t *testing.T) {
 				written = l.written
 				l.mu.Unlock()
 			}
-			l.answers("a", false) // except for the renewal in flight
+			l.answers("a", false) // the renewal in flight still succeeds
 			l.mu.Lock()
 			l.slow = 0
 			l.mu.Unlock()
@@ -246,7 +247,7 @@ func TestSlowRenewalMakesNoSecondLeader(t *testing.T) {
 }
 
 // TestLeaseEndsByTheTimeThatItWasNotRenewed: a wrong clock on one machine does not give the Lease to another process.
-// Processes measure how long the Lease has not changed, and ignore the time written in it.
+// Processes ignore the time written in the Lease, and measure for how long the Lease has not changed.
 func TestLeaseEndsByTheTimeThatItWasNotRenewed(t *testing.T) {
 	for what, wrong := range map[string]time.Duration{
 		"in the past": -time.Hour, "now": 0, "in the future": time.Hour,
@@ -281,7 +282,7 @@ func TestLeaseEndsByTheTimeThatItWasNotRenewed(t *testing.T) {
 			if a.leading.Load() {
 				t.Fatalf("renewed %s: the process leads before the lease has ended", what)
 			}
-			time.Sleep(5 * leaseRetry) // it looks every 2 to 4.4 s
+			time.Sleep(5 * leaseRetry) // a candidate reads the Lease every 2 to 4.4 s
 			synctest.Wait()
 			if s := a.Status(); !a.leading.Load() || !s.Leading || s.Holder != "a" {
 				t.Errorf("renewed %s: the process does not lead after the lease has ended: %+v", what, s)
@@ -290,7 +291,8 @@ func TestLeaseEndsByTheTimeThatItWasNotRenewed(t *testing.T) {
 	}
 }
 
-// TestLeaseIsGivenBackAfterTheWork: work that continues for a while after its context ended keeps the Lease.
+// TestLeaseIsGivenBackAfterTheWork: a process releases the Lease only when its work has ended, even if that takes a
+// while after the end of the context.
 func TestLeaseIsGivenBackAfterTheWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{t: t, away: map[string]bool{}}
@@ -314,8 +316,8 @@ func TestLeaseIsGivenBackAfterTheWork(t *testing.T) {
 	})
 }
 
-// TestTakenLeaseEndsTheTermAtOnce: a holder whose Lease was overwritten by another process stops leading immediately,
-// and not only at its own deadline.
+// TestTakenLeaseEndsTheTermAtOnce: another process overwrites the Lease. The holder stops leading immediately, and
+// does not wait for its own deadline.
 func TestTakenLeaseEndsTheTermAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{t: t, away: map[string]bool{}}

@@ -16,8 +16,8 @@ type lock struct {
 	resourcelock.Interface
 	answered func(holder string, err error)
 
-	// The callbacks of a term. renewed is called after each successful write, with the start time of the request.
-	// taken is called when another process holds the Lease that this process held.
+	// renewed and taken are the callbacks of a term. renewed is called after each successful write, with the start
+	// time of the request. taken is called when another process has taken the Lease from this process.
 	renewed func(began time.Time)
 	taken   func()
 	held    bool

@@ -35,7 +35,7 @@ type Board interface {
 
 // Intervals of queries. Each is extended by up to half at random.
 const (
-	showEvery = time.Second      // while the published kinds differ from the result of this process
+	showEvery = time.Second      // while the published kinds differ from the kinds that this process has found
 	lookEvery = 3 * time.Second  // while a kind may still appear or is not published
 	allEvery  = 30 * time.Second // while the API server has every kind
 )
@@ -52,7 +52,7 @@ type Kinds struct {
 	mu        sync.Mutex
 	shown     []string                                  // guarded by mu
 	published bool                                      // guarded by mu; shown is valid
-	found     []string                                  // guarded by mu; the result of the last query
+	found     []string                                  // guarded by mu; result of the last query
 	pending   bool                                      // guarded by mu; found was not published yet
 	next      int                                       // guarded by mu
 	told      map[int]func(kinds []string, public bool) // guarded by mu; callbacks of Watch
@@ -75,8 +75,8 @@ func (k *Kinds) Run(ctx context.Context) error {
 	return nil
 }
 
-// Watch calls told with the present kinds, and again after every change, until ctx ends. The elected process uses the
-// result of its own queries. public is false while the kinds are unknown.
+// Watch calls told with the present kinds, and again after every change, until ctx ends. In the elected process,
+// these are the kinds that it has found itself. public is false while the kinds are unknown.
 func (k *Kinds) Watch(ctx context.Context, told func(kinds []string, public bool)) {
 	k.mu.Lock()
 	id := k.next
@@ -143,8 +143,8 @@ func (k *Kinds) differs() bool {
 	return !k.published || !slices.Equal(k.shown, k.found)
 }
 
-// publish queries once, and publishes the result unless it is published already. It returns the time until the next
-// query.
+// publish queries the API server once, and publishes the result if it differs from the published kinds. It returns
+// the time until the next query.
 func (k *Kinds) publish(ctx context.Context) (time.Duration, error) {
 	found, all, err := k.api.Look(ctx)
 	if err != nil {
@@ -171,7 +171,8 @@ func (k *Kinds) publish(ctx context.Context) (time.Duration, error) {
 	return lookEvery, nil
 }
 
-// Status returns the number of unpublished lists of kinds, 0 or 1, and the statistics of the requests.
+// Status returns 1 pending request if the found kinds are not published yet, otherwise 0, and the statistics of the
+// requests.
 func (k *Kinds) Status() subject.Status {
 	k.mu.Lock()
 	pending := 0

@@ -54,7 +54,7 @@ func (s *server) take() int {
 	return looks
 }
 
-// board is a Board of one cluster.
+// board is a Board that keeps the published kinds.
 type board struct {
 	mu        sync.Mutex
 	kinds     []string             // guarded by mu
@@ -103,7 +103,7 @@ func (b *board) wants(t *testing.T, what string, calls int, kinds ...string) {
 	b.calls = 0
 }
 
-// elected is the Leadership of the only candidate; it is not elected while the channel is nil.
+// elected is the Leadership of the only candidate. The candidate is not elected while the channel is nil.
 type elected struct{ yes chan struct{} }
 
 func (e elected) While(ctx context.Context, lead func(context.Context)) {
@@ -114,7 +114,7 @@ func (e elected) While(ctx context.Context, lead func(context.Context)) {
 	}
 }
 
-// run runs steps while a process runs.
+// run runs steps while Kinds runs.
 func run(t *testing.T, leads bool, steps func(s *server, b *board, k *Kinds, pass func(time.Duration))) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -170,8 +170,8 @@ func TestElectedProcessPublishesWhatItFinds(t *testing.T) {
 	})
 }
 
-// TestElectedProcessLooksOftenWhileAKindMayAppear: it queries the API server often while a kind is missing, and rarely
-// once the API server has every kind.
+// TestElectedProcessLooksOftenWhileAKindMayAppear: the elected process queries the API server often while a kind is
+// missing, and rarely once it has every kind.
 func TestElectedProcessLooksOftenWhileAKindMayAppear(t *testing.T) {
 	run(t, true, func(s *server, _ *board, _ *Kinds, pass func(time.Duration)) {
 		pass(time.Minute)
@@ -195,7 +195,7 @@ func TestOtherProcessesFollowTheBoard(t *testing.T) {
 	run(t, false, func(s *server, b *board, k *Kinds, pass func(time.Duration)) {
 		var mu sync.Mutex
 		var last []string
-		ctx, cancel := context.WithCancel(context.Background()) // the context of t was made outside of the bubble
+		ctx, cancel := context.WithCancel(context.Background()) // the context of t belongs to no bubble
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -219,13 +219,13 @@ func TestOtherProcessesFollowTheBoard(t *testing.T) {
 	})
 }
 
-// TestWatchTellsWhatWasFoundThoughTheBoardIsAway: Watch reports the kinds although the board is unavailable, so the
-// status of policies of new kinds does not depend on etcd.
+// TestWatchTellsWhatWasFoundThoughTheBoardIsAway: Watch reports the found kinds even while the board is unavailable,
+// so that the status of policies of a new kind does not depend on etcd.
 func TestWatchTellsWhatWasFoundThoughTheBoardIsAway(t *testing.T) {
 	run(t, true, func(s *server, b *board, k *Kinds, pass func(time.Duration)) {
 		pass(time.Second)
 		told := make(chan []string, 100)
-		ctx, cancel := context.WithCancel(context.Background()) // the context of t was made outside of the bubble
+		ctx, cancel := context.WithCancel(context.Background()) // the context of t belongs to no bubble
 		done := make(chan struct{})
 		go func() {
 			defer close(done)

@@ -57,7 +57,7 @@ type Nodes struct {
 	log    *slog.Logger
 }
 
-// NewNodes returns Nodes that report to n, o and r.
+// NewNodes returns Nodes that report names to n, annotations to o and podCIDRs to r.
 func NewNodes(api *kube.Client, n NodeNames, o NodeNotes, r NodeRanges, l *slog.Logger) (*Nodes, error) {
 	client, err := api.REST(corev1.SchemeGroupVersion, corev1.AddToScheme)
 	if err != nil {
@@ -85,8 +85,8 @@ func NewNodeCheck(api *kube.Client) (*NodeCheck, error) {
 	return &NodeCheck{metadata}, nil
 }
 
-// Exists implements nodegc.API. It uses a list, because the account may list Nodes anyway, and reads the newest state
-// of the store.
+// Exists implements nodegc.API. It lists Nodes by name, because the service account may list Nodes but need not be
+// allowed to get one. The list has the newest state of the API server's store.
 func (c *NodeCheck) Exists(ctx context.Context, name string) (bool, error) {
 	var list metav1.PartialObjectMetadataList
 	err := c.metadata.Get().Resource("nodes").Param("fieldSelector", "metadata.name="+name).Timeout(requestTimeout).

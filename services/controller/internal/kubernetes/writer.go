@@ -32,8 +32,8 @@ import (
 // requestTimeout limits a single request.
 const requestTimeout = 10 * time.Second
 
-// Writer implements policystatus.API and poolevents.API. All its requests share one rate limit, so that many policies
-// at once do not overload the API server.
+// Writer implements policystatus.API and poolevents.API. All its requests share one rate limit, so that a change of
+// many policies does not overload the API server.
 type Writer struct {
 	client   *rest.RESTClient
 	instance string
@@ -54,8 +54,8 @@ func NewWriter(config *rest.Config, instance string, l *slog.Logger) (*Writer, e
 }
 
 // SetConditions implements policystatus.API. It sends a merge patch of the whole list with a resource version.
-// Server-side apply would merge by type only if the schema requires it, and otherwise replace conditions of other
-// controllers.
+// Server-side apply is not used: unless the schema has the list merged by type, it would replace the conditions of
+// other controllers.
 func (w *Writer) SetConditions(ctx context.Context, o policystatus.Object, conditions []byte) error {
 	body, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"resourceVersion": o.ResourceVersion, "uid": o.UID},
@@ -94,7 +94,7 @@ func (w *Writer) Record(ctx context.Context, o policystatus.Object, e policystat
 }
 
 // RecordOnNode implements poolevents.API. If the API server rejects an Event, the error is logged and not returned,
-// because a retry would be rejected, too.
+// because the API server would reject a retry, too.
 func (w *Writer) RecordOnNode(ctx context.Context, e poolevents.Event) error {
 	kind := corev1.EventTypeNormal
 	if e.Warning {
@@ -131,7 +131,7 @@ func (w *Writer) post(ctx context.Context, e *eventsv1.Event) error {
 
 // explained converts the response of an API server to an error of package policystatus.
 func explained(err error) error {
-	status, answered := err.(apierrors.APIStatus) //nolint:errorlint // as client-go returns it
+	status, answered := err.(apierrors.APIStatus) //nolint:errorlint // client-go returns this type unwrapped
 	if err == nil || !answered {
 		return err
 	}

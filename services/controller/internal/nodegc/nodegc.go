@@ -4,8 +4,8 @@
 // Package nodegc removes nodes from the cluster when their Node object is deleted.
 //
 // Only the deletion of its Node removes a node; a timeout or a failed listing never does. A node that never had a
-// Node object here stays, because several clusters may share one etcd. A file keeps the names of the Nodes, so that a
-// deletion is noticed even if it happened while no process ran.
+// Node object in this API server stays, because several clusters may share one etcd. A file keeps the names of the
+// Nodes, so that the process notices deletions that happened while it did not run.
 package nodegc
 
 import (
@@ -31,7 +31,7 @@ var (
 	ErrUnknown = errors.New("no such node")
 )
 
-// Registry holds the nodes of the cluster.
+// Registry holds the registered nodes of the cluster.
 type Registry interface {
 	// Forget removes a node and its mappings, unless the node is alive.
 	Forget(ctx context.Context, name string) error
@@ -47,8 +47,8 @@ type API interface {
 const (
 	retryFirst = 2 * time.Second
 	retryMax   = 5 * time.Minute
-	// maxDeparted limits the number of remembered nodes: a process that is not elected does not learn which nodes
-	// were forgotten.
+	// maxDeparted limits the number of nodes to forget that a process remembers. Processes that are not elected never
+	// remove a node from this list, because they do not learn which nodes were forgotten.
 	maxDeparted = 10_000
 	maxFile     = 16 << 20
 )
@@ -68,10 +68,10 @@ type Nodes struct {
 	log      *slog.Logger
 	requests subject.Requests
 
-	changed, wake chan struct{} // have a token when the file is out of date; when a departure may be due
+	changed, wake chan struct{} // changed has a token when the file is out of date; wake when a departure may be due
 
 	mu       sync.Mutex
-	present  map[string]bool // existing Nodes; false: from an earlier run, not listed yet
+	present  map[string]bool // existing Nodes; false: known from an earlier run and not listed yet
 	departed map[string]*departure
 	complete bool
 	failure  error // why the Nodes cannot be followed
@@ -273,7 +273,7 @@ func (n *Nodes) forget(ctx context.Context, name string) {
 	case err == nil:
 		n.log.Info("node forgotten: its Node was deleted", "node", name)
 	default:
-		if !errors.Is(err, ErrAlive) && ctx.Err() == nil { // a node that shuts down is expected
+		if !errors.Is(err, ErrAlive) && ctx.Err() == nil { // ErrAlive is normal while a node shuts down
 			n.log.Warn("cannot forget a node whose Node was deleted, trying again", "node", name, log.Err(err))
 		}
 		d.due, d.wait = time.Now().Add(d.wait), min(2*d.wait, retryMax)

@@ -30,13 +30,13 @@ type Refused struct {
 type Report struct {
 	Refused []Refused
 	Omitted int // number of further policies, which do not fit into the report
-	// Reasons counts them by reason code; nil: the node has an earlier version.
+	// Reasons counts the omitted policies by reason code; nil: the node has an earlier version.
 	Reasons map[string]uint32
-	// Unreadable means that the report cannot be read. The other fields then contain nothing.
+	// Unreadable means that the report cannot be read. The other fields are then empty.
 	Unreadable bool
 }
 
-// All holds the reports of all nodes that have any, by node.
+// All contains the reports by node. A node without a report is missing.
 type All map[string]Report
 
 // Source follows the reports.
@@ -48,7 +48,8 @@ type Source interface {
 
 // Policies receives the policies that some nodes do not enforce as written.
 type Policies interface {
-	// others are the nodes that may not enforce a policy that is not in refused.
+	// others describes the nodes whose reports omit policies, so that they may not enforce a policy that is not in
+	// refused.
 	SetRefused(refused map[evaluation.Key]policystatus.Nodes, others policystatus.Nodes)
 }
 
@@ -74,7 +75,7 @@ func New(s Source, nodes func() int, p Policies, d Disks) *Reports {
 func (r *Reports) Run(ctx context.Context) error {
 	var mu sync.Mutex
 	var latest All
-	var failing map[string]string // the errors of disks
+	var failing map[string]string // errors of disks, by node
 	changed := make(chan struct{}, 1)
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -109,14 +110,14 @@ func (r *Reports) Run(ctx context.Context) error {
 	}
 }
 
-// refusedEvery is the shortest interval between two changes of a status because of reports.
+// refusedEvery is the minimum interval between two changes of statuses that are caused by reports.
 const refusedEvery = 10 * time.Second
 
 // maxNamedNodes limits the nodes that a status names.
 const maxNamedNodes = 10
 
-// byPolicy groups the reports by policy. nodes is the number of nodes of the cluster. others are the nodes whose
-// reports leave out policies, for policies that no node reports.
+// byPolicy groups the reports by policy. nodes is the number of nodes of the cluster. others describes the nodes
+// whose reports omit policies; it applies to policies that no node reports.
 func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.Nodes, others policystatus.Nodes) {
 	names := make(map[evaluation.Key][]string)
 	refused = make(map[evaluation.Key]policystatus.Nodes)
@@ -155,7 +156,7 @@ func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.N
 	return refused, unknown(of, omitting, nil, omitted, reasons)
 }
 
-// unknown adds the nodes whose reports leave out policies, except for those that report this one.
+// unknown adds the nodes whose reports omit policies, without the nodes that report this policy.
 func unknown(x policystatus.Nodes, omitting, reporting []string, omitted int, reasons map[string]int,
 ) policystatus.Nodes {
 	var all []string
@@ -171,7 +172,8 @@ func unknown(x policystatus.Nodes, omitting, reporting []string, omitted int, re
 	return x
 }
 
-// rounded returns the largest power of two up to n, or 0: a new number in every status for each change would be costly.
+// rounded returns the largest power of two up to n, or 0. With exact numbers, each change of a number would change
+// every status.
 func rounded(n int) int { return 1 << bits.Len(uint(n)) >> 1 }
 
 // maxReasons limits the reason codes in a status.

@@ -36,8 +36,8 @@ func TestNodesThatRefuseAPolicyAreCounted(t *testing.T) {
 	}
 }
 
-// TestPoliciesBeyondAReportAreUnknownOnItsNode: a node that does not report a policy, and leaves out others, may not
-// enforce it.
+// TestPoliciesBeyondAReportAreUnknownOnItsNode: the report of a node omits some policies. The node may not enforce a
+// policy that it does not report.
 func TestPoliciesBeyondAReportAreUnknownOnItsNode(t *testing.T) {
 	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
 	reports := All{
@@ -61,7 +61,7 @@ func TestPoliciesBeyondAReportAreUnknownOnItsNode(t *testing.T) {
 	}
 }
 
-// TestDisksOfReportsAreNoPolicies uses reports about a disk and about a policy.
+// TestDisksOfReportsAreNoPolicies: an entry about a disk is not treated as a policy.
 func TestDisksOfReportsAreNoPolicies(t *testing.T) {
 	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
 	reports := All{
@@ -77,8 +77,8 @@ func TestDisksOfReportsAreNoPolicies(t *testing.T) {
 	}
 }
 
-// TestReportThatCannotBeReadIsUnknown: the node counts neither as one that enforces a policy nor as one that does not,
-// and the last error of its disk stays.
+// TestReportThatCannotBeReadIsUnknown: for a node with an unreadable report, it is unknown whether it enforces a
+// policy. The last error of its disk stays.
 func TestReportThatCannotBeReadIsUnknown(t *testing.T) {
 	k := evaluation.Key{Kind: "NetworkPolicy", Namespace: "a", Name: "p"}
 	reports := All{

@@ -18,7 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/controller/internal/subject"
 )
 
-// Publisher passes the podCIDRs on. Calls may be repeated.
+// Publisher passes the podCIDRs on. The caller may repeat calls.
 type Publisher interface {
 	// PublishPodCIDRs replaces the podCIDRs of all Nodes.
 	PublishPodCIDRs(ctx context.Context, nodes map[string][]netip.Prefix) error
@@ -28,8 +28,8 @@ type Publisher interface {
 const (
 	// batch is the time for which changes are collected.
 	batch = 200 * time.Millisecond
-	// repeat is the interval of calls without a change. They restore keys that were removed from etcd or that a
-	// rebuilt store lacks, and write the keys of a cluster that has switched to mode kubernetes.
+	// repeat is the interval of calls without a change. They restore keys that were deleted from etcd or are missing
+	// in a rebuilt store. They also write the keys after the cluster has switched to mode kubernetes.
 	repeat     = 30 * time.Second
 	retryFirst = time.Second
 	retryMax   = 30 * time.Second
@@ -153,7 +153,7 @@ func (n *Nodes) lead(ctx context.Context) {
 	retry := retryFirst
 	for {
 		select {
-		case <-n.changed: // all includes the change
+		case <-n.changed: // the call of all below includes the change
 		default:
 		}
 		next := repeat

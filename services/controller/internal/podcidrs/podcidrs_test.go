@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// identity is a Publisher.
+// identity is a Publisher that records its calls.
 type identity struct {
 	away atomic.Bool
 
@@ -145,7 +145,7 @@ func TestPodCIDRsArePublishedAgain(t *testing.T) {
 
 func TestMalformedPodCIDRsStopNoOtherNode(t *testing.T) {
 	led(t, func(i *identity, n *Nodes) {
-		pass(time.Second) // until it leads
+		pass(time.Second) // until the process leads
 		n.Upsert("a", []string{"10.0.1.0/24"})
 		n.Upsert("b", []string{"10.0.2.1/24", "010.0.3.0/24", "", "::ffff:10.0.0.0/120", "fd00:0:0:2::/64"})
 		n.Complete()

@@ -14,9 +14,9 @@ const maxNote = 1024
 
 // Event informs the author of an object that has no status.
 type Event struct {
-	// Name depends on the object, its generation and the reason only. A process that does not know whether it has
-	// created the Event creates it again, and the API server keeps the existing one. When the Event has expired, by
-	// default after an hour, it is created again.
+	// Name depends on the object, its generation and the reason only. If a process does not know whether it has
+	// created the Event, it creates the Event again, and the API server keeps the existing one. When the Event has
+	// expired, by default after an hour, it is created again.
 	Name    string
 	Reason  string
 	Note    string

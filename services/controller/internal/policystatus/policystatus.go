@@ -5,12 +5,12 @@
 // API.
 //
 // A Writer receives the objects from the watch of the API server and passes them on to the evaluation. For each
-// object it keeps the outcome of the evaluation and the status that the object has. While the process is elected, the
-// Writer writes every status that differs, and nothing else. Each write comes back as a change of the object, so a
-// write that was lost, or that another process has overwritten, is repeated.
+// object it keeps the outcome of the evaluation and the current status. While the process is elected, the Writer
+// writes each status that differs from the outcome. The watch then delivers the written object. So the Writer repeats
+// a write that was lost or that another process has overwritten.
 //
-// The number of requests a second is limited. Tenants therefore take turns, so that many policies of one tenant do not
-// delay the status of the others.
+// The number of requests per second is limited. Tenants take turns, so that many policies of one tenant do not delay
+// the status of other tenants' policies.
 //
 // A write names the resource version that the Writer has seen. A process that has lost the Lease without knowing it
 // can therefore at worst write the same status as the next leader.
@@ -52,7 +52,8 @@ type Object struct {
 	evaluation.Record
 }
 
-// API writes to the API server. An error other than the ones above means that there was no response.
+// API writes to the API server. Any error except ErrChanged, ErrGone, ErrNoStatus and ErrRefused means that there was
+// no response.
 type API interface {
 	// SetConditions replaces status.conditions of this version of the object. conditions is JSON.
 	SetConditions(ctx context.Context, o Object, conditions []byte) error
@@ -92,7 +93,7 @@ type Writer struct {
 	mu      sync.Mutex
 	objects map[evaluation.Key]*object
 	refused map[evaluation.Key]Nodes     // policies that some nodes do not enforce as written
-	others  Nodes                        // for policies that are not in refused
+	others  Nodes                        // applies to policies that are not in refused
 	due     map[evaluation.Key]time.Time // when to compare the status with the verdict
 	mute    map[string]time.Time         // kinds without a status, by APIVersion and kind, and when to try them again
 }
@@ -101,7 +102,7 @@ type Writer struct {
 type object struct {
 	Object
 	judged  Verdict // cluster-wide
-	verdict Verdict // judged, and what some nodes refuse
+	verdict Verdict // the outcome, and which nodes do not enforce it
 	said    Event
 	// usesNames and hasDNSRule are as in evaluation.Outcome.
 	usesNames, hasDNSRule bool
@@ -199,8 +200,8 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[evaluation.Key, eval
 	return nil
 }
 
-// judgeNames adds the objects with DNS names to the evaluated ones if an object with a DNS rule has changed, because
-// their notes depend on the DNS rules of all objects.
+// judgeNames also evaluates the objects with DNS names if an object with a DNS rule has changed: the notes of these
+// objects depend on all DNS rules.
 func (w *Writer) judgeNames(ctx context.Context, c watch.Changes[evaluation.Key, evaluation.Object],
 	keys []evaluation.Key, judged map[evaluation.Key]evaluation.Outcome,
 ) ([]evaluation.Key, error) {
@@ -251,8 +252,8 @@ func (w *Writer) nodes(k evaluation.Key) Nodes {
 	return w.others
 }
 
-// SetRefused replaces the set of policies that some nodes do not enforce as written. others are the nodes that may not
-// enforce a policy that is not in the set.
+// SetRefused replaces the set of policies that some nodes do not enforce as written. others describes the nodes that
+// may not enforce a policy which is not in the set.
 func (w *Writer) SetRefused(refused map[evaluation.Key]Nodes, others Nodes) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -286,8 +287,8 @@ func (w *Writer) notify() {
 	}
 }
 
-// lead writes until ctx ends. It starts by comparing every object, because the objects contain what the previous
-// leader has written.
+// lead writes until ctx ends. First it compares the status of every object, because the previous leader may have
+// written other statuses.
 func (w *Writer) lead(ctx context.Context) {
 	w.mu.Lock()
 	clear(w.mute)
@@ -322,11 +323,11 @@ func (w *Writer) lead(ctx context.Context) {
 	}
 }
 
-// maxBatch is the number of requests after which objects that became due meanwhile take part in the turns.
+// maxBatch is the number of requests in one batch. Objects that become due during a batch take part in the next one.
 const maxBatch = 20
 
-// writeBatch writes the status of waiting objects, by at most maxBatch requests. It returns an error if the API server
-// does not respond.
+// writeBatch writes the status of waiting objects, with at most maxBatch requests. It returns an error if the API
+// server does not respond.
 func (w *Writer) writeBatch(ctx context.Context, waiting *agenda) error {
 	for sent := 0; sent < maxBatch; {
 		tenant, k, ok := waiting.next(w.turns)
@@ -352,7 +353,7 @@ type agenda struct {
 	due     map[evaluation.Key]time.Time
 }
 
-// next removes and returns the object that waits longest of the tenant whose turn it is.
+// next selects the tenant whose turn it is. It removes and returns the object of this tenant that has waited longest.
 func (a *agenda) next(turns *shares.Turns) (of shares.Tenant, k evaluation.Key, ok bool) {
 	for t := range a.tenants {
 		if !ok || turns.Compare(t, of) < 0 {
@@ -461,7 +462,7 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) (requested bool, e
 		w.log.Debug("status written", "object", k.String(), "reason", now.verdict.Reason)
 	case errors.Is(err, ErrGone):
 	case errors.Is(err, ErrChanged):
-		w.later(k, firstPause) // the newer version usually arrives earlier
+		w.later(k, firstPause) // in case the watch does not deliver the newer version before
 	case errors.Is(err, ErrNoStatus):
 		w.mu.Lock()
 		w.mute[kind] = w.now().Add(refusedIn)

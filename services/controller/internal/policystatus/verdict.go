@@ -99,18 +99,19 @@ type Nodes struct {
 	Count  int
 	All    int // number of nodes in the cluster
 	Reason string
-	// Unknown has names of at most ten of the nodes that do not report this policy, but do not enforce as written more
-	// policies than fit into their reports: UnknownCount nodes with at least Omitted such policies.
+	// Unknown has names of at most ten of the UnknownCount nodes on which the state of the policy is unknown: they do
+	// not report this policy, but their reports omit policies. Omitted is a lower bound of the number of omitted
+	// policies.
 	Unknown               string
 	UnknownCount, Omitted int
-	// Reasons has the reason codes of the omitted policies, with a lower bound of the number of each; empty: unknown.
+	// Reasons has the reason codes of the omitted policies, each with a lower bound of its number; empty: unknown.
 	Reasons string
 	// Unreadable has names of at most ten of the UnreadableCount nodes whose reports cannot be read.
 	Unreadable      string
 	UnreadableCount int
 }
 
-// on returns the verdict with the information that some nodes do not enforce the policy.
+// on returns the verdict, extended by the information which nodes do not enforce the policy.
 func (v Verdict) on(n Nodes) Verdict {
 	others := n.Count + n.UnknownCount + n.UnreadableCount
 	if others == 0 || v.Reason != Accepted && v.Reason != ConvertedToClosed {
@@ -132,7 +133,7 @@ func (v Verdict) on(n Nodes) Verdict {
 			"into the report; `sluice policy list` there names them", nodes(n.UnknownCount), n.Unknown, n.Omitted, reasons)
 	}
 	if n.UnreadableCount > 0 {
-		text += fmt.Sprintf("; unknown on %s (%s): the report in etcd of what is not enforced there cannot be read; "+
+		text += fmt.Sprintf("; unknown on %s (%s): the reports of these nodes in etcd cannot be read; "+
 			"`sluice policy list` there shows whether this policy is enforced", nodes(n.UnreadableCount), n.Unreadable)
 	}
 	v.Message, v.Partial = shorten(text+"; "+v.Message, maxMessage), true
@@ -181,14 +182,14 @@ func merge(conditions []byte, v Verdict, generation int64, now time.Time) ([]byt
 	for i, raw := range all {
 		var c condition
 		if err := json.Unmarshal(raw, &c); err != nil || c.Type != conditionType {
-			continue // not ours, even if it is malformed
+			continue // a condition of another controller, even if it is malformed
 		}
 		at = i
 		if c.Status == next.Status {
 			next.LastTransitionTime = c.LastTransitionTime
 		}
-		// Cilium's schema has no observedGeneration. An API server with this schema drops the field, so comparing it
-		// would repeat the write for ever.
+		// Cilium's schema has no observedGeneration. An API server with this schema drops the field. If the field
+		// were compared, the write would be repeated for ever.
 		same := next
 		if c.ObservedGeneration == 0 {
 			same.ObservedGeneration = 0

@@ -25,7 +25,7 @@ type always struct{}
 
 func (always) While(ctx context.Context, lead func(context.Context)) { lead(ctx) }
 
-// same is an evaluator with the same outcome for every object.
+// same is an evaluator that returns the same outcome for every object.
 type same struct {
 	mu      sync.Mutex
 	opinion evaluation.Outcome // guarded by mu
@@ -154,7 +154,7 @@ func TestOnlyALeaderWritesWhatDiffers(t *testing.T) {
 		}
 		apply(t, w, told(ciliumPolicy, "web", "u", "8", string(said)))
 		wrote()
-		apply(t, w, told(ciliumPolicy, "web", "u", "9", "[]")) // another controller has replaced it
+		apply(t, w, told(ciliumPolicy, "web", "u", "9", "[]")) // another controller has replaced the conditions
 		wrote("status web@9")
 		stop()
 		apply(t, w, told(ciliumPolicy, "web", "u", "10", ""))
@@ -189,8 +189,8 @@ func TestEventsAreMadeOncePerObject(t *testing.T) {
 	})
 }
 
-// TestAnswersAreTriedAgainWhenThatHelps: an error for one object does not delay other objects, and its request is not
-// retried before it can succeed.
+// TestAnswersAreTriedAgainWhenThatHelps: an error for one object does not delay other objects. The request is retried
+// only when it may succeed.
 func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
 	for what, c := range map[string]struct {
 		answer error
@@ -230,8 +230,8 @@ func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
 	}
 }
 
-// each is an evaluator with an outcome for each object. Complete removes unlisted objects, as the owner of policies
-// does.
+// each is an evaluator with a separate outcome for each object. Like the owner of policies, it removes unlisted
+// objects on Complete.
 type each struct {
 	same
 	opinions map[string]evaluation.Outcome // by name; guarded by mu
@@ -255,8 +255,8 @@ func (e *each) Complete(_ context.Context, listed map[evaluation.Key]struct{}) e
 	return nil
 }
 
-// TestRefusedObjectsAreJudgedAgainWhenRoomComes changes the shares: a refused object now fits, and an accepted one
-// exceeds its share. No status is written for an object whose verdict stays the same.
+// TestRefusedObjectsAreJudgedAgainWhenRoomComes changes the shares: an object that exceeded its share now fits, and
+// another object exceeds its share. The status of an object with an unchanged verdict is not written.
 func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused, inForce := evaluation.Outcome{Refused: "no capacity"}, evaluation.Outcome{InForce: true}
@@ -285,8 +285,8 @@ func TestRefusedObjectsAreJudgedAgainWhenRoomComes(t *testing.T) {
 	})
 }
 
-// TestChangedDNSRuleJudgesPoliciesWithNames: the note about a missing DNS rule depends on the DNS rules of other
-// objects.
+// TestChangedDNSRuleJudgesPoliciesWithNames: when a DNS rule changes, policies with DNS names are evaluated again,
+// because their note about a missing DNS rule depends on it.
 func TestChangedDNSRuleJudgesPoliciesWithNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var missing evaluation.Notes
@@ -318,11 +318,12 @@ func TestChangedDNSRuleJudgesPoliciesWithNames(t *testing.T) {
 		change("names", outcomes(without, other), "status names@1")
 		change("dns", outcomes(with, dns), "status dns@1", "status names@1")
 		change("dns", outcomes(without, other), "status dns@1", "status names@1")
-		change("other", outcomes(with, other), "status other@1") // the outcome of names is not queried
+		change("other", outcomes(with, other), "status other@1") // the policy names is not evaluated again
 	})
 }
 
-// TestObjectsThatAListingLacksAreForgotten: listed objects are kept.
+// TestObjectsThatAListingLacksAreForgotten: after a listing, the Writer forgets the objects that are not in it, and
+// keeps the listed objects.
 func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := &each{opinions: map[string]evaluation.Outcome{"kept": {InForce: true}, "gone": {InForce: true}}}
@@ -343,8 +344,8 @@ func TestObjectsThatAListingLacksAreForgotten(t *testing.T) {
 	})
 }
 
-// TestPolicyThatSomeNodesDoNotEnforceIsSaid: the condition stays true and names the nodes, and a NetworkPolicy gets
-// an Event.
+// TestPolicyThatSomeNodesDoNotEnforceIsSaid: some nodes do not enforce a policy. The condition stays true and names
+// the nodes, and for a NetworkPolicy the author gets an Event.
 func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 	key := func(kind string) evaluation.Key { return evaluation.Key{Kind: kind, Namespace: "shop", Name: "web"} }
 	n := Nodes{Names: "node-7", Count: 1, All: 5000, Reason: "ingress of identity 301: rules of 1 policies are left out"}
@@ -363,7 +364,8 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		}
 		w.SetRefused(nil, Nodes{All: 5000})
 		wrote("status web@7", "event web@8 PolicyAccepted")
-		// A policy beyond the reports of two nodes is not said to be enforced there.
+		// The reports of two nodes omit policies, so a policy that they do not report is not described as enforced
+		// there.
 		w.SetRefused(nil, Nodes{All: 5000, Unknown: "n1, n2", UnknownCount: 2, Omitted: 256})
 		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
 		const unknown = "enforced on 4998 of 5000 nodes; unknown on 2 nodes (n1, n2): at least 256 policies "
@@ -386,19 +388,20 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 			t.Errorf("%+v", v)
 		}
 	})
-	// An outcome and a refusal by nodes are each reported without a change of the other.
+	// A change of the outcome and a change of the refusing nodes are each reported without the other.
 	exceeds := evaluation.Outcome{InForce: true, Exceeds: "exceeds the share"}
 	steps(t, exceeds, nil, func(t *testing.T, w *Writer, wrote func(...string)) {
 		stop := lead(t, w)
 		defer stop()
 		apply(t, w, told(ciliumPolicy, "web", "u", "7", ""))
 		wrote("event web@7 ExceedsShare", "status web@7")
-		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}, Nodes{}) // every node isolates its pods already
+		w.SetRefused(map[evaluation.Key]Nodes{key(ciliumPolicy): n}, Nodes{}) // nodes isolate these pods anyway
 		wrote()
 	})
 }
 
-// TestNewLeaderAsksKindsWithoutAStatusAgain: a kind that had no status for the previous leader may have one now.
+// TestNewLeaderAsksKindsWithoutAStatusAgain: a kind had no status on the API server while the previous leader led.
+// The new leader tries the kind again.
 func TestNewLeaderAsksKindsWithoutAStatusAgain(t *testing.T) {
 	answers := map[string]error{"a": ErrNoStatus}
 	steps(t, evaluation.Outcome{InForce: true}, answers, func(t *testing.T, w *Writer, wrote func(...string)) {
@@ -412,7 +415,8 @@ func TestNewLeaderAsksKindsWithoutAStatusAgain(t *testing.T) {
 	})
 }
 
-// TestPoliciesOfOneTenantDelayNoStatusOfAnother: 1,000 policies of one namespace are due, and later one of another.
+// TestPoliciesOfOneTenantDelayNoStatusOfAnother: 1,000 policies of one namespace are due, and later a policy of
+// another namespace. The later policy does not wait for all the others.
 func TestPoliciesOfOneTenantDelayNoStatusOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := &limited{tokens: make(chan struct{})}
@@ -434,7 +438,7 @@ func TestPoliciesOfOneTenantDelayNoStatusOfAnother(t *testing.T) {
 		apply(t, w, told(ciliumPolicy, "web", "u", "7", "")) // in the namespace shop
 		for range 2 * maxBatch {
 			api.tokens <- struct{}{}
-			// Policies of the other tenant are due again and again.
+			// The policies of the other tenant become due continually.
 			apply(t, w, flood)
 		}
 		synctest.Wait()
@@ -442,7 +446,7 @@ func TestPoliciesOfOneTenantDelayNoStatusOfAnother(t *testing.T) {
 		if at < 0 || at > maxBatch {
 			t.Errorf("the status was request %d, want it among the first %d", at, maxBatch)
 		}
-		// Within a tenant, the policy that waits longest comes first: so every policy gets its status.
+		// Within a tenant, the policy that has waited longest comes first. So every policy gets its status.
 		close(api.tokens)
 		synctest.Wait()
 		if n := w.Status().Pending; n > 0 {

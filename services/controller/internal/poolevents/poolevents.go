@@ -4,9 +4,9 @@
 // Package poolevents creates Events on Nodes whose pod ranges have no address for new pods, on Nodes that have
 // addresses again, and on Nodes whose disks cannot be written.
 //
-// A node without free addresses sets an annotation of its Node, which it may write anyway. This process watches the
-// metadata of all Nodes anyway, and creates the Events. Nodes therefore need no permission to create Events, which
-// could be about any object.
+// A node without free addresses sets an annotation of its Node object, which it has the permission to write anyway.
+// The controller watches the metadata of all Nodes anyway, and creates the Events. So nodes do not need the
+// permission to create Events, with which they could create Events about any object.
 package poolevents
 
 import (
@@ -35,8 +35,8 @@ const (
 const (
 	// spacing is the shortest interval between two Events on one Node, however often its annotation changes.
 	spacing = 30 * time.Second
-	// newsFor is how long after the end of a shortage an Event about it is created. By default the API server keeps
-	// an Event for the same time.
+	// newsFor is the time after the end of a shortage during which an Event about it may still be created. By
+	// default, the API server keeps Events equally long.
 	newsFor      = time.Hour
 	firstPause   = time.Second
 	longestPause = 30 * time.Second
@@ -48,8 +48,8 @@ const maxMessage = 1000
 // Event is an Event about a Node.
 type Event struct {
 	Node, UID string
-	// Name depends on the Node and the change only. A process that does not know whether it has created the Event
-	// creates it again, and the API server keeps the existing one.
+	// Name depends on the Node and the change only. If a process does not know whether it has created the Event, it
+	// creates the Event again, and the API server keeps the existing one.
 	Name    string
 	Reason  string
 	Note    string
@@ -259,10 +259,10 @@ func (n *Nodes) due() (e *Event, next time.Time) {
 	return nil, next
 }
 
-// storageEvent returns the Event about a node's disk. The reason includes the time of the failure, so that each
+// storageEvent returns the Event about a node's disk. The reason of a disk contains the time of the failure, so each
 // failure has its own Event.
 func storageEvent(name, uid string, d *disk) Event {
-	e := Event{Node: name, UID: uid, Reason: ReasonStored, Note: "the disk takes writes again"}
+	e := Event{Node: name, UID: uid, Reason: ReasonStored, Note: "the disk can be written again"}
 	about := d.said
 	if d.reason != "" {
 		e.Reason, e.Warning, about = ReasonStorage, true, d.reason

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// server is an API.
+// server is an API that records Events.
 type server struct {
 	made  []string // reasons and notes
 	names map[string]bool
@@ -89,7 +89,7 @@ func TestEachChangeOfANodeIsOneEvent(t *testing.T) {
 		if !slices.Equal(s.made, want) {
 			t.Errorf("Events %q, want %q", s.made, want)
 		}
-		// The next leader does not know which Events exist.
+		// The next leader does not know which Events exist, and creates them again.
 		led(t, s, func(n *Nodes, pass func(time.Duration)) {
 			n.Upsert("a", "u1", full)
 			pass(time.Minute)
@@ -159,8 +159,8 @@ func TestEventFitsTheLimitsOfTheServer(t *testing.T) {
 	}
 }
 
-// TestDiskThatTakesNoWritesIsOneEvent: each failure of a disk causes one Event, and its end another, whichever
-// process leads.
+// TestDiskThatTakesNoWritesIsOneEvent: each failure of a disk leads to one Event, and its end to another, even if
+// another process is elected in between.
 func TestDiskThatTakesNoWritesIsOneEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{names: map[string]bool{}}
@@ -191,7 +191,7 @@ func TestDiskThatTakesNoWritesIsOneEvent(t *testing.T) {
 			pass(time.Minute)
 		})
 		want := []string{
-			failed, "a StorageAvailable: the disk takes writes again", strings.Replace(failed, "10:00", "12:00", 1),
+			failed, "a StorageAvailable: the disk can be written again", strings.Replace(failed, "10:00", "12:00", 1),
 		}
 		if !slices.Equal(s.made, want) {
 			t.Errorf("Events %q, want %q", s.made, want)

@@ -10,7 +10,7 @@ var (
 	leading = prometheus.NewDesc("sluice_controller_leading",
 		"1 while this process is elected, else 0. The sum over all is 1.", nil, nil)
 	pending = prometheus.NewDesc("sluice_controller_pending_objects",
-		"Objects for which a request is due. More than 0 for minutes needs a look at the log.", []string{"subject"}, nil)
+		"Objects for which a request is due. If this is above 0 for minutes, read the log.", []string{"subject"}, nil)
 	requests = prometheus.NewDesc("sluice_controller_requests_total",
 		"Requests that succeeded.", []string{"subject"}, nil)
 	failed = prometheus.NewDesc("sluice_controller_failed_requests_total",

@@ -16,7 +16,7 @@ import (
 // Leadership notifies a subject when its process is elected.
 type Leadership interface {
 	// While calls lead whenever the process is elected, until ctx ends. The context of lead ends before another
-	// process can be elected; lead must then return.
+	// process can be elected. lead must return when its context ends.
 	While(ctx context.Context, lead func(ctx context.Context))
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Sluice-dns evaluates the DNS messages of redirected connections, and passes the addresses of allowed names to
-// sluice-policy before it releases an answer. sluice-datapath gives it the packets by a TAP device.
+// Sluice-dns evaluates the DNS messages of redirected connections. It passes the addresses of allowed names to
+// sluice-policy before it releases an answer. It gets the packets from sluice-datapath through a TAP device.
 //
 // See docs/reference/dns.md.
 package main

@@ -51,7 +51,7 @@ type proc struct {
 	*servicetest.Process
 }
 
-// stateDir returns the directory that the service makes with its mode.
+// stateDir returns the directory that the service creates with its mode.
 func stateDir(place *servicetest.Place) string { return filepath.Join(place.Dir, "state", "dns") }
 
 func start(t *testing.T, place *servicetest.Place, args ...string) *proc {
@@ -214,7 +214,7 @@ func TestCorruptStateDoesNotStopTheService(t *testing.T) {
 	}
 }
 
-// policy is sluice-policy. It has one rule set.
+// policy simulates sluice-policy with one rule set.
 type policy struct {
 	policyv1.UnimplementedPolicyServiceServer
 	learned chan *policyv1.LearnNamesRequest
@@ -247,7 +247,7 @@ func (p *policy) LearnNames(
 	return &policyv1.LearnNamesResponse{}, nil
 }
 
-// datapath is sluice-datapath. It has the endpoint 7, and keeps what is reported.
+// datapath simulates sluice-datapath with the endpoint 7, and keeps the reported messages.
 type datapath struct {
 	datapathv1.UnimplementedDatapathServiceServer
 	datapathv1.UnimplementedDNSReportServiceServer
@@ -285,7 +285,7 @@ func (d *datapath) ReportDNSMessages(
 	return &datapathv1.ReportDNSMessagesResponse{}, nil
 }
 
-// serve registers services at a socket of the place.
+// serve registers services at a socket of the test environment.
 func serve(t *testing.T, place *servicetest.Place, name string, register func(*grpc.Server)) {
 	t.Helper()
 	path := filepath.Join(place.Dir, name)
@@ -313,7 +313,8 @@ func open(t *testing.T, path string) {
 	}
 }
 
-// attachment gives a process a queue and the memory of its heartbeat. It returns the other end of the queue.
+// attachment gives a process a queue and the memory of a heartbeat. It returns the other end of the queue, and the
+// memory.
 func attachment(t *testing.T, path string) (queue, beat int) {
 	t.Helper()
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -352,7 +353,7 @@ func attachment(t *testing.T, path string) (queue, beat int) {
 	return fds[1], beat
 }
 
-// message returns a query for an address of a name, or with an address its answer.
+// message returns a query for an address of a name, or, if an address is given, the answer with this address.
 func message(t *testing.T, name string, address ...[4]byte) []byte {
 	t.Helper()
 	q := dnsmessage.Question{Name: dnsmessage.MustNewName(name), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}
@@ -372,8 +373,9 @@ func message(t *testing.T, name string, address ...[4]byte) []byte {
 	return b
 }
 
-// TestProcessServesTheQueueOfTheDatapath: with its own user and its sandbox, the process takes over the descriptors,
-// releases and refuses queries, and releases an answer after sluice-policy has learned its address.
+// TestProcessServesTheQueueOfTheDatapath runs the process with its own user and in its sandbox. The process takes
+// over the descriptors, releases and refuses queries, and releases an answer once sluice-policy has learned its
+// address.
 func TestProcessServesTheQueueOfTheDatapath(t *testing.T) {
 	place := servicetest.NewPlace(t, instance.DNSID)
 	enforcer := &policy{learned: make(chan *policyv1.LearnNamesRequest, 1)}

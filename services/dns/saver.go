@@ -13,11 +13,11 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/store"
 )
 
-// savePause is the time between writes. A killed process loses what was learned since: the next answer is then held
-// once more.
+// savePause is the time between writes. A killed process loses the addresses that were learned since the last write.
+// The next answer with them is then held once more.
 const savePause = time.Second
 
-// saver removes expired addresses, and writes what has changed.
+// saver removes expired addresses and writes changes to the file.
 type saver struct {
 	table *names.Table
 	file  *store.Store
@@ -34,12 +34,12 @@ func (s *saver) run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			s.table.Expire(time.Now())
-			_ = s.save() // it is logged, and the metric says that it failed
+			_ = s.save() // save logs a failure, and a metric reports it
 		}
 	}
 }
 
-// save writes the changes since the last call. If this fails, the next call writes them.
+// save writes the changes since the last call. If this fails, the next call writes these changes, too.
 func (s *saver) save() error {
 	records, gone := s.table.TakeChanges()
 	err := s.file.Save(records, gone)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package client passes learned names to sluice-policy, and asks sluice-identity for addresses of the cluster.
+// Package client passes learned names to sluice-policy, and queries sluice-identity for the addresses of the cluster.
 package client
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/names"
 )
 
-// Policy is sluice-policy. It implements exchange.Enforcer.
+// Policy is a client of sluice-policy. It implements exchange.Enforcer.
 type Policy struct{ client policyv1.PolicyServiceClient }
 
 // New returns the client of a connection.
@@ -58,7 +58,7 @@ func (p *Policy) Forget(ctx context.Context, name, namespace string, addr netip.
 	return err
 }
 
-// Cluster is sluice-identity. It implements exchange.Cluster.
+// Cluster is a client of sluice-identity. It implements exchange.Cluster.
 type Cluster struct {
 	client identityv1.ClusterServiceClient
 }

@@ -34,7 +34,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
-// node has the services that this package calls.
+// node simulates the services that this package calls.
 type node struct {
 	policyv1.UnimplementedPolicyServiceServer
 	identityv1.UnimplementedClusterServiceServer
@@ -42,7 +42,7 @@ type node struct {
 	learned *policyv1.LearnNamesRequest
 	forgot  *policyv1.ForgetNamesRequest
 	mapping *identityv1.GetIPMappingResponse
-	streams chan []*policyv1.WatchRuleSetsResponse // messages to send; none: the stream ends, and its token is lost
+	streams chan []*policyv1.WatchRuleSetsResponse // messages to send; nil: the stream ends, its token is lost
 
 	endpoints endpoints
 }
@@ -143,7 +143,7 @@ func start(t *testing.T) (*node, *grpc.ClientConn) {
 
 var addr = netip.MustParseAddr("192.0.2.7")
 
-// named returns a logger that fails the test if a line does not name its source.
+// named returns a logger that fails the test if a line lacks the source.
 func named(t *testing.T) *slog.Logger { return slog.New(sourceHandler{t, false}) }
 
 type sourceHandler struct {
@@ -216,7 +216,8 @@ func TestAddressesOfTheClusterAreThoseOfSluiceIdentity(t *testing.T) {
 	}
 }
 
-// TestRulesFollowSluicePolicy lists, changes and lists again after a restart of sluice-policy.
+// TestRulesFollowSluicePolicy: the rules equal the rule sets of sluice-policy after a listing, after changes, and
+// after a restart of sluice-policy.
 func TestRulesFollowSluicePolicy(t *testing.T) {
 	n, conn := start(t)
 	n.streams = make(chan []*policyv1.WatchRuleSetsResponse)
@@ -340,7 +341,7 @@ func TestEndpointsAreFollowed(t *testing.T) {
 	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{upsert("d", 7, "acme-1")}
 	tenant(7, "tenant acme")
 	without := upsert("d", 7, "acme-1")
-	without.GetUpsert().Identity = 0 // its labels are not known yet
+	without.GetUpsert().Identity = 0 // the labels of the endpoint are not known yet
 	n.endpoints.lists <- []*datapathv1.WatchEndpointsResponse{without}
 	tenant(7, pods.Unknown.Tenant)
 	if id := <-left; id != 7 {

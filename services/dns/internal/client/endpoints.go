@@ -33,8 +33,8 @@ type Endpoints struct {
 	err error // guarded by mu; why the endpoints are not up to date
 }
 
-// NewEndpoints returns a client that keeps the pods equal to the endpoints of sluice-datapath while Run runs.
-// tenantLabel is the label of a Namespace that names its tenant.
+// NewEndpoints returns a client that keeps p equal to the endpoints of sluice-datapath while Run runs. tenantLabel is
+// the label of a Namespace that names its tenant.
 func NewEndpoints(conn grpc.ClientConnInterface, p *pods.Pods, tenantLabel string, l *slog.Logger) *Endpoints {
 	return &Endpoints{
 		client: datapathv1.NewDatapathServiceClient(conn), pods: p, tenantLabel: tenantLabel,
@@ -43,7 +43,7 @@ func NewEndpoints(conn grpc.ClientConnInterface, p *pods.Pods, tenantLabel strin
 	}
 }
 
-// Err returns why the endpoints are not up to date; nil if they are.
+// Err returns the reason why the endpoints are not up to date; nil if they are.
 func (e *Endpoints) Err() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -72,7 +72,7 @@ func (e *Endpoints) Watch(
 	}, e.endpointOf)
 }
 
-// labelOf returns the value of a label of Kubernetes; empty without it.
+// labelOf returns the value of a Kubernetes label; empty if there is none.
 func labelOf(labels []*workloadv1.Label, key string) string {
 	for _, l := range labels {
 		if l.GetSource() == label.SourceKubernetes && l.GetKey() == key {
@@ -94,7 +94,7 @@ func (e *Endpoints) endpointOf(m *datapathv1.WatchEndpointsResponse) watch.Event
 			Tenant:    labelOf(x.Upsert.GetLabels(), label.KeyNamespaceLabels+e.tenantLabel),
 		}
 		if x.Upsert.GetIdentity() == 0 {
-			out.Kind = watch.Delete // its labels are not known yet
+			out.Kind = watch.Delete // the labels of the endpoint are not known yet
 		}
 	case *datapathv1.WatchEndpointsResponse_Delete:
 		out.Kind, out.Key = watch.Delete, wire.OwnerOf(x.Delete)
@@ -106,7 +106,7 @@ func (e *Endpoints) endpointOf(m *datapathv1.WatchEndpointsResponse) watch.Event
 
 // Apply implements watch.Sink.
 func (e *Endpoints) Apply(_ context.Context, c watch.Changes[workload.Owner, pods.Endpoint]) error {
-	for owner := range c.Deletes { // before their IDs have other owners
+	for owner := range c.Deletes { // first, because other owners may get the same IDs
 		e.pods.Delete(owner)
 	}
 	for owner, x := range c.Upserts {
@@ -122,7 +122,7 @@ func (e *Endpoints) Complete(_ context.Context, listed map[workload.Owner]struct
 	return nil
 }
 
-// Failed implements watch.Sink. The last known endpoints stay.
+// Failed implements watch.Sink. The last known endpoints stay in use.
 func (e *Endpoints) Failed(_ context.Context, why error) error {
 	e.setErr(why)
 	return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/report"
 )
 
-// Observers is sluice-datapath. It implements report.Sender.
+// Observers is a client of sluice-datapath. It implements report.Sender.
 type Observers struct {
 	client datapathv1.DNSReportServiceClient
 }

@@ -20,13 +20,13 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
-// wantedNames is the key of the names that tables select. No set has this number.
+// wantedNames is the key of the names that tables select. No rule set has this number.
 const wantedNames uint16 = 0
 
-// maxKeys is the maximum number of sets and, with one key, of the wanted names.
+// maxKeys is the maximum number of keys: one for each rule set, and one for the names that tables select.
 const maxKeys = math.MaxUint16 + 1
 
-// RuleSets follows the sets of sluice-policy.
+// RuleSets follows the rule sets of sluice-policy.
 type RuleSets struct {
 	client policyv1.PolicyServiceClient
 	rules  *rules.Rules
@@ -37,13 +37,14 @@ type RuleSets struct {
 	err error // guarded by mu; why the sets are not up to date
 }
 
-// errListing is the reason before the first listing is complete.
+// errListing is the reason until the first listing is complete.
 type errListing struct{}
 
 func (errListing) Error() string { return "sluice-policy has not sent all rule sets yet" }
 
-// NewRuleSets returns a client that keeps the rules equal to the sets of sluice-policy while Run runs. It calls listed
-// after each complete listing: then sluice-policy may be another process, which has forgotten what it had learned.
+// NewRuleSets returns a client that keeps r equal to the rule sets of sluice-policy while Run runs. It calls listed
+// after each complete listing. sluice-policy may then have restarted, and may have lost the addresses that it had
+// learned.
 func NewRuleSets(conn grpc.ClientConnInterface, r *rules.Rules, listed func(), l *slog.Logger) *RuleSets {
 	return &RuleSets{
 		client: policyv1.NewPolicyServiceClient(conn), rules: r, listed: listed, log: l.With("source", "rule sets"),
@@ -51,7 +52,7 @@ func NewRuleSets(conn grpc.ClientConnInterface, r *rules.Rules, listed func(), l
 	}
 }
 
-// Err returns why the sets are not up to date; nil if they are. The last known sets stay valid.
+// Err returns the reason why the rule sets are not up to date; nil if they are. The last known sets stay in use.
 func (s *RuleSets) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -64,7 +65,7 @@ func (s *RuleSets) setErr(err error) {
 	s.err = err
 }
 
-// Run follows the sets until ctx ends.
+// Run follows the rule sets until ctx ends.
 func (s *RuleSets) Run(ctx context.Context) error {
 	return watch.Follow(ctx, source{s}, sink{s}, watch.FollowOptions{
 		Max: maxKeys, RetryMin: 100 * time.Millisecond, RetryMax: 2 * time.Second, Log: s.log,
@@ -81,8 +82,8 @@ func (s source) Watch(ctx context.Context, token []byte) iter.Seq2[watch.Event[u
 	}, eventOf)
 }
 
-// eventOf returns the event of a message. A set of another kind of proxy is deleted here, because its number may have
-// been one of this proxy before.
+// eventOf returns the event of a message. A rule set for another kind of proxy becomes a deletion, because its number
+// may have belonged to a DNS rule set before.
 func eventOf(m *policyv1.WatchRuleSetsResponse) watch.Event[uint16, rules.Content] {
 	e := watch.Event[uint16, rules.Content]{Kind: watch.Bookmark, Token: m.GetResumeToken()}
 	switch x := m.GetEvent().(type) {
@@ -110,7 +111,7 @@ func eventOf(m *policyv1.WatchRuleSetsResponse) watch.Event[uint16, rules.Conten
 // sink receives the sets.
 type sink struct{ *RuleSets }
 
-// Apply implements watch.Sink. A set that cannot be read allows nothing; the error is logged.
+// Apply implements watch.Sink. A rule set that cannot be decoded allows nothing; the error is logged.
 func (s sink) Apply(_ context.Context, c watch.Changes[uint16, rules.Content]) error {
 	for number, content := range c.Upserts {
 		var err error
@@ -123,7 +124,7 @@ func (s sink) Apply(_ context.Context, c watch.Changes[uint16, rules.Content]) e
 			err = s.rules.Want(append([]string{}, content.Names...))
 		}
 		if err != nil {
-			s.log.Error("rules of sluice-policy cannot be read; sluice-dns may be older than sluice-policy", log.Err(err))
+			s.log.Error("cannot decode rules of sluice-policy; is sluice-dns an older version?", log.Err(err))
 		}
 	}
 	for number := range c.Deletes {

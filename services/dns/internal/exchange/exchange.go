@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package exchange decides about each DNS message of a redirected connection: a query passes if the rules allow its
-// name, and an answer passes after sluice-policy enforces its addresses. Under rules that allow every name, messages
-// that cannot be read pass, too.
+// Package exchange decides how each DNS message of a redirected connection is handled. A query passes if the rules
+// allow its name. An answer passes once sluice-policy enforces its addresses. If the rules allow every name, messages
+// that cannot be parsed pass, too.
 //
-// Only the answer to a query that this process has passed teaches: another message from the server's port could be
-// forged. After a restart the queries before it are not known; their clients ask again.
+// Addresses are learned only from answers to queries that this process has passed. Any other message from the
+// server's port could be forged. After a restart, earlier queries are unknown; their clients ask again.
 //
 // The package does not send or receive packets.
 package exchange
@@ -32,48 +32,51 @@ import (
 
 // Limits of one pod.
 const (
-	MaxQueries = 512 // without an answer; the oldest is forgotten, and its answer dropped
-	MaxHeld    = 512 // answers that wait for sluice-policy; further ones pass and teach nothing
+	MaxQueries = 512 // unanswered queries; beyond them, the oldest is forgotten and its answer dropped
+	MaxHeld    = 512 // answers that wait for sluice-policy; further answers pass, and are not learned
 )
 
-// maxEvicted limits the evicted addresses that wait to be forgotten. sluice-policy keeps further ones until their time
-// ends.
+// maxEvicted limits the evicted addresses that sluice-policy still has to remove. Beyond the limit, sluice-policy
+// keeps evicted addresses until they expire.
 const maxEvicted = 65_536
 
-// clusterTime is how long an answer waits at most to know which of its addresses belong to the cluster. It is one limit
-// for all of them, so that time is left to learn them while sluice-identity does not answer.
+// clusterTime is how long an answer waits in order to find out which of its addresses belong to the cluster. It is
+// one limit for all addresses of the answer. So even if sluice-identity does not answer, time is left to learn the
+// addresses.
 const clusterTime = 200 * time.Millisecond
 
 // queryTime is how long a query waits for its answer.
 const queryTime = 10 * time.Second
 
-// ErrNoCapacity is returned by an Enforcer that has no space for an address. The answer passes, and connections to the
-// address are denied.
+// ErrNoCapacity is returned by an Enforcer that has no capacity for an address. The answer passes, and connections to
+// the address are denied.
 var ErrNoCapacity = errors.New("no space for addresses of DNS names")
 
-// ErrNotSelected is returned by an Enforcer if no rule of the asking pod selects the name. The answer passes, and
-// teaches nothing: otherwise a pod could teach names that only the policies of other pods select.
+// ErrNotSelected is returned by an Enforcer if no rule of the asking pod selects the name. The answer passes, and its
+// addresses are not learned. Otherwise a pod could fill in addresses of names that only the policies of other pods
+// select.
 var ErrNotSelected = errors.New("no egress rule of the pod that asked selects the name")
 
 // Enforcer is sluice-policy.
 type Enforcer interface {
-	// Learn returns once the kernel allows the addresses of the name to the pods of the asker's namespace whose
-	// policies select the name. The asker, whose query was answered, pays for them.
+	// Learn returns once the kernel allows connections to the addresses of the name. It allows them to pods of the
+	// asker's namespace whose policies select the name. The asker is the pod whose query was answered; the addresses
+	// count for its share.
 	Learn(ctx context.Context, by names.Asker, name string, addrs []netip.Addr, ttl time.Duration) error
-	// Forget removes an address of a name for the pods of a namespace.
+	// Forget removes an address of a name that pods of the namespace may use.
 	Forget(ctx context.Context, name, namespace string, addr netip.Addr) error
 }
 
-// errShare is the reason why an abandoned answer was not learned.
+// errShare is the reason for which an abandoned answer was not learned.
 var errShare = errors.New("other answers need the memory")
 
 // Connection is a redirected connection.
 type Connection struct {
 	Client, Server netip.AddrPort
-	Endpoint       uint16      // endpoint ID of the client, to which its queries and held answers count
-	Asker          names.Asker // pays for what answers teach
-	// Unknown is set if the pod of the endpoint is not known yet. Then it is not known for which pods an answer
-	// teaches.
+	Endpoint       uint16      // endpoint ID of the client; the limits for queries and held answers apply to it
+	Asker          names.Asker // the pod that pays for learned addresses
+	// Unknown is set if the pod of the endpoint is not known yet. It is then unknown which pods may use the addresses
+	// of an answer.
 	Unknown bool
 	Tag     rules.Tag
 }
@@ -83,20 +86,21 @@ type Action uint8
 
 // The actions.
 const (
-	Release Action = iota + 1 // send it on, unchanged
+	Release Action = iota + 1 // forward the message unchanged
 	Reply                     // drop the query, and send the reply to the client
-	Drop                      // drop it without an answer
-	Wait                      // a rule set is not known: wait for it with rules.Wait, and ask again
-	Hold                      // call Settle, then release it
+	Drop                      // drop the message without a reply
+	Wait                      // a rule set is not known: wait for it with rules.Wait, and call Query again
+	Hold                      // call Settle, then release the answer
 )
 
-// Cluster knows the addresses of the cluster.
+// Cluster knows which addresses belong to the cluster.
 type Cluster interface {
-	// Has reports whether an address belongs to a node, a pod or an API server. An error means that this is not known.
+	// Has reports whether an address belongs to a node, a pod or an API server. An error means that it cannot find
+	// out.
 	Has(ctx context.Context, addr netip.Addr) (bool, error)
 }
 
-// Reporter shows the evaluated messages to observers.
+// Reporter passes the evaluated messages to observers.
 type Reporter interface {
 	// Wants reports whether a message of a pod would be reported.
 	Wants(endpoint uint16) bool
@@ -111,9 +115,9 @@ type Options struct {
 	Enforcer Enforcer
 	Cluster  Cluster
 	Refusal  rules.Refusal
-	// LearnFrom are the servers that may teach; empty: every server that rules allow.
+	// LearnFrom are the DNS servers from whose answers addresses are learned; empty: all servers that rules allow.
 	LearnFrom []netip.Prefix
-	// HoldFor is how long an answer waits for sluice-policy.
+	// HoldFor is the maximum time for which an answer waits for sluice-policy.
 	HoldFor time.Duration
 	Now     func() time.Time
 	// Report gets the evaluated messages; nil: they are not reported.
@@ -129,15 +133,15 @@ type Exchange struct {
 
 	mu      sync.Mutex
 	pods    map[uint16]*pod          // guarded by mu; by endpoint
-	calling map[string]chan struct{} // guarded by mu; names for which the enforcer is called
-	evicted map[names.Pair]struct{}  // guarded by mu; what sluice-policy should forget
-	woken   chan struct{}            // evicted has got addresses
+	calling map[string]chan struct{} // guarded by mu; names with a running call of the enforcer
+	evicted map[names.Pair]struct{}  // guarded by mu; addresses that sluice-policy should remove
+	woken   chan struct{}            // has a token when addresses were added to evicted
 }
 
-// Counts are the numbers of messages by their result.
+// Counts contains the numbers of messages by result.
 type Counts struct {
 	Allowed, Refused, Malformed         atomic.Uint64 // queries
-	Answered, Unasked, BadAnswers       atomic.Uint64 // answers: passed, without a query, and malformed
+	Answered, Unasked, BadAnswers       atomic.Uint64 // answers that passed, that had no query, and that were malformed
 	Held, Late, NoCapacity, BeyondShare atomic.Uint64 // answers with new addresses
 }
 
@@ -148,10 +152,10 @@ type reader struct {
 	addrs  []names.Address
 	links  []byte
 	chain  []string
-	key    []byte // of the name, for the table
+	key    []byte // key of the name in the table
 }
 
-// maxReaders limits the readers that are kept.
+// maxReaders limits the number of unused readers that are kept.
 const maxReaders = 32
 
 // readers keeps readers for further messages.
@@ -196,7 +200,7 @@ func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
 	if err := q.Read(b); err != nil {
 		if x.o.Rules.AllowEvery(c.Tag) {
 			x.Counts.Malformed.Add(1)
-			return Release, dst // no name is refused, and the message passes without this process, too
+			return Release, dst // all names are allowed, and the message would also pass if this process did not run
 		}
 		if x.o.Rules.Decide(c.Tag, "").Verdict == rules.Unknown {
 			return Wait, dst
@@ -227,7 +231,7 @@ func (x *Exchange) Query(c Connection, b, dst []byte) (Action, []byte) {
 	return Reply, q.AppendAnswer(dst, message.Refused, "")
 }
 
-// Leave forgets a pod that does not exist any more.
+// Leave removes the state of a pod that no longer exists.
 func (x *Exchange) Leave(endpoint uint16) {
 	x.mu.Lock()
 	delete(x.pods, endpoint)
@@ -238,23 +242,24 @@ func (x *Exchange) Leave(endpoint uint16) {
 // Held is an answer whose addresses sluice-policy must learn before it is released.
 type Held struct {
 	pod     *pod
-	name    string // text of a dnsname.Learned; of an unknown pod, the name alone
+	name    string // text of a dnsname.Learned; for an unknown pod, only the name
 	asker   names.Asker
 	addrs   []names.Address
 	evicted []names.Pair
 	began   time.Time
 
-	unknown bool     // the asker is not known
-	chain   []string // of an answer that the table has not learned, because the asker was not known; else nil
+	unknown bool     // the pod that asked is not known
+	chain   []string // CNAME chain of an answer that was not learned because the asker was unknown; else nil
 }
 
-// NeedsAsker reports whether the pod that has asked is not known. If it is known before Settle, call SetAsker.
+// NeedsAsker reports whether the pod that asked is unknown. If the caller finds out before Settle, it must call
+// SetAsker.
 func (h *Held) NeedsAsker() bool { return h.unknown }
 
-// SetAsker sets the pod that has asked.
+// SetAsker sets the pod that asked.
 func (h *Held) SetAsker(by names.Asker) { h.asker, h.unknown = by, false }
 
-// Answer decides about an answer. If the action is Hold, Settle must be called, also if the answer is dropped for
+// Answer decides about an answer. If the action is Hold, the caller must call Settle, even if it drops the answer for
 // another reason.
 func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	r := x.readers.get()
@@ -263,14 +268,14 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	if err := a.Read(b); err != nil {
 		x.Counts.BadAnswers.Add(1)
 		if x.o.Rules.AllowEvery(c.Tag) {
-			return Release, nil // as in Query; it teaches nothing
+			return Release, nil // as in Query; no address is learned
 		}
 		return Drop, nil
 	}
 	if !x.answered(c, a.ID, a.Type, a.Class, a.Name()) {
 		x.Counts.Unasked.Add(1)
 		if x.o.Rules.AllowEvery(c.Tag) {
-			return Release, nil // the query passed while this process did not run, and teaches nothing
+			return Release, nil // the query passed while this process did not run, so no address is learned
 		}
 		x.reportAnswer(c, r, true)
 		return Drop, nil
@@ -313,7 +318,7 @@ func (x *Exchange) Answer(c Connection, b []byte) (Action, *Held) {
 	}
 }
 
-// holdUnknown holds an answer to a pod that is not known yet, until it is.
+// holdUnknown holds the answer to a pod that is not known yet until the pod is known.
 func (x *Exchange) holdUnknown(c Connection, r *reader, now time.Time) (Action, *Held) {
 	p := x.hold(c.Endpoint)
 	if p == nil {
@@ -328,10 +333,10 @@ func (x *Exchange) holdUnknown(c Connection, r *reader, now time.Time) (Action, 
 	}
 }
 
-// errUnknown is the reason why an answer to an unknown pod was not learned.
+// errUnknown is the reason for which an answer to an unknown pod was not learned.
 var errUnknown = errors.New("sluice-datapath has not reported the pod that asked")
 
-// readChain sets the targets of the chain. It keeps the texts of the answer before where they are equal.
+// readChain sets the targets of the CNAME chain. It reuses the texts of the former answer where they are equal.
 func (r *reader) readChain() {
 	links := r.answer.Links()
 	for i := range links {
@@ -353,7 +358,7 @@ func (x *Exchange) mayTeach(server netip.Addr) bool {
 	})
 }
 
-// hold counts a held answer of a pod; nil: it has too many.
+// hold counts a held answer of a pod. It returns nil if the pod has too many held answers.
 func (x *Exchange) hold(endpoint uint16) *pod {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -371,14 +376,15 @@ func (x *Exchange) unhold(p *pod) {
 	p.held--
 }
 
-// Abandon is called in place of Settle for an answer that cannot be held. It passes and teaches nothing.
+// Abandon must be called in place of Settle for an answer that cannot be held. The answer passes, and its addresses
+// are not learned.
 func (x *Exchange) Abandon(h *Held) {
 	x.unhold(h.pod)
 	x.fail(h, h.addrs, errShare)
 }
 
-// Settle returns when the answer may be released: sluice-policy enforces its addresses, has no space for them, or did
-// not answer within HoldFor. For each name there is one call at a time.
+// Settle returns when the answer may be released: sluice-policy enforces its addresses, has no capacity for them, or
+// did not answer within HoldFor. For each name, only one call of the enforcer runs at a time.
 func (x *Exchange) Settle(ctx context.Context, h *Held) {
 	defer x.unhold(h.pod)
 	ctx, cancel := context.WithDeadline(ctx, time.Now().Add(x.o.HoldFor-x.o.Now().Sub(h.began)))
@@ -395,7 +401,7 @@ func (x *Exchange) Settle(ctx context.Context, h *Held) {
 		h.addrs, h.evicted, h.chain = result.Enforce, result.Evicted, nil
 	}
 	left, err := x.learn(ctx, h)
-	if errors.Is(err, ErrNoCapacity) && len(h.evicted) > 0 { // for which these addresses were evicted
+	if errors.Is(err, ErrNoCapacity) && len(h.evicted) > 0 { // the evictions free capacity there, too
 		for _, p := range h.evicted {
 			x.forget(ctx, p)
 		}
@@ -406,13 +412,14 @@ func (x *Exchange) Settle(ctx context.Context, h *Held) {
 	}
 }
 
-// learn passes the addresses of a held answer to the enforcer. If this fails, it returns those that are left.
+// learn passes the addresses of a held answer to the enforcer. If this fails, it returns the addresses that were not
+// learned.
 func (x *Exchange) learn(ctx context.Context, h *Held) (left []names.Address, err error) {
 	if !x.lock(ctx, h.name) {
 		return h.addrs, ctx.Err()
 	}
 	defer x.unlock(h.name)
-	// The call before may have been for the same addresses.
+	// The previous call for the name may have learned the same addresses.
 	left = x.outside(ctx, h, x.o.Table.Missing(h.name, h.addrs, x.o.Now()))
 	slices.SortStableFunc(left, func(a, b names.Address) int { return int(a.TTL/time.Second - b.TTL/time.Second) })
 	for len(left) > 0 {
@@ -431,7 +438,7 @@ func (x *Exchange) learn(ctx context.Context, h *Held) (left []names.Address, er
 	return nil, nil
 }
 
-// evict notes addresses that sluice-policy should forget.
+// evict records addresses that sluice-policy should remove.
 func (x *Exchange) evict(pairs []names.Pair) {
 	if len(pairs) == 0 {
 		return
@@ -449,8 +456,8 @@ func (x *Exchange) evict(pairs []names.Pair) {
 	}
 }
 
-// Run makes sluice-policy forget evicted addresses until ctx ends, so that the answers for which they were evicted do
-// not wait for it.
+// Run makes sluice-policy remove evicted addresses until ctx ends. The answers for which the addresses were evicted
+// do not wait for this.
 func (x *Exchange) Run(ctx context.Context) error {
 	for {
 		select {
@@ -469,14 +476,14 @@ func (x *Exchange) Run(ctx context.Context) error {
 	}
 }
 
-// forget makes sluice-policy forget an evicted address, unless that has been done, or an answer has taught the address
-// again. If it fails, sluice-policy keeps the address until its time ends.
+// forget makes sluice-policy remove an evicted address, unless it was removed already or learned again. If this
+// fails, sluice-policy keeps the address until it expires.
 func (x *Exchange) forget(ctx context.Context, p names.Pair) {
 	x.mu.Lock()
 	_, waits := x.evicted[p]
 	delete(x.evicted, p)
 	x.mu.Unlock()
-	if !waits || !x.lock(ctx, p.Name) { // without the lock, it could overtake a later Learn
+	if !waits || !x.lock(ctx, p.Name) { // without the lock, Forget could run after a later Learn
 		return
 	}
 	defer x.unlock(p.Name)
@@ -487,8 +494,8 @@ func (x *Exchange) forget(ctx context.Context, p names.Pair) {
 	}
 }
 
-// outside returns the addresses that do not belong to the cluster, and removes the others. An address is also learned
-// if this is not known, because the rules of sluice-policy allow no address of the cluster by a name.
+// outside returns the addresses that do not belong to the cluster, and removes all others from the table. If this is
+// unknown for an address, the address is learned: rules with DNS names never allow addresses of the cluster.
 func (x *Exchange) outside(ctx context.Context, h *Held, addrs []names.Address) []names.Address {
 	ctx, cancel := context.WithTimeout(ctx, clusterTime)
 	defer cancel()
@@ -506,10 +513,10 @@ func (x *Exchange) outside(ctx context.Context, h *Held, addrs []names.Address) 
 	})
 }
 
-// maxBatch is the number of addresses of one call.
+// maxBatch is the maximum number of addresses in one call.
 const maxBatch = 256
 
-// batch returns the number of addresses at the front that have the same TTL.
+// batch returns how many addresses at the start of the list have the same TTL.
 func batch(list []names.Address) int {
 	n := 1
 	for n < len(list) && n < maxBatch && list[n].TTL == list[0].TTL {
@@ -518,7 +525,7 @@ func batch(list []names.Address) int {
 	return n
 }
 
-// fail notes why addresses are not enforced.
+// fail records why addresses are not enforced.
 func (x *Exchange) fail(h *Held, addrs []names.Address, err error) {
 	switch {
 	case errors.Is(err, ErrNotSelected):
@@ -537,7 +544,7 @@ func (x *Exchange) fail(h *Held, addrs []names.Address, err error) {
 	x.o.Table.NotEnforced(h.asker, h.name, addrs, x.o.Now())
 }
 
-// lock waits until no other call for a name runs. It returns false if ctx ends before.
+// lock waits until no other call for the name runs. It returns false if ctx ends first.
 func (x *Exchange) lock(ctx context.Context, name string) bool {
 	for {
 		x.mu.Lock()

@@ -22,20 +22,20 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
-// policy is sluice-policy: it records the calls.
+// policy simulates sluice-policy, and records the calls.
 type policy struct {
 	mu    sync.Mutex
 	calls []string      // guarded by mu
-	err   error         // guarded by mu; of the next calls
+	err   error         // guarded by mu; result of the next calls
 	delay time.Duration // guarded by mu
 	busy  map[string]int
-	most  int // guarded by mu; largest number of calls for one name at a time
+	most  int // guarded by mu; maximum number of concurrent calls for one name
 
 	cluster map[netip.Addr]bool
 	unknown error // of Has
-	hung    bool  // Has does not return before ctx ends
-	slow    bool  // Forget does not return before ctx ends
-	full    bool  // guarded by mu; Learn has no capacity before Forget is called
+	hung    bool  // Has returns only when ctx ends
+	slow    bool  // Forget returns only when ctx ends
+	full    bool  // guarded by mu; Learn has no capacity until Forget is called
 }
 
 func (p *policy) Has(ctx context.Context, addr netip.Addr) (bool, error) {
@@ -173,7 +173,7 @@ func (b *bench) ask(t testing.TB, c Connection, id uint16, name string) {
 	}
 }
 
-// settled sends an answer, and waits until it may be released.
+// settled handles an answer, and waits until it may be released.
 func (b *bench) settled(t testing.TB, c Connection, message []byte) {
 	t.Helper()
 	action, held := b.Answer(c, message)
@@ -252,7 +252,7 @@ func TestOnlyTheAnswerToAQueryTeaches(t *testing.T) {
 		if n, _ := b.table.Len(); n != 0 || len(b.policy.take()) != 0 {
 			t.Errorf("%s: %d names were learned", what, n)
 		}
-		// The query still waits for its answer, which teaches once.
+		// The query still waits for its answer, which is learned once.
 		b.settled(t, client, answer(t, 5, name, "192.0.2.1"))
 		if calls := b.policy.take(); !slices.Equal(calls, []string{"www.example.com.[192.0.2.1] 1m40s"}) {
 			t.Errorf("%s: then %v", what, calls)
@@ -271,7 +271,7 @@ func TestQueriesAreForgottenAfterTheirTime(t *testing.T) {
 		if action, _ := b.Answer(client, answer(t, 5, "www.example.com.", "192.0.2.1")); action != Drop {
 			t.Errorf("too late: action %d", action)
 		}
-		// A repeated query waits from its last time on.
+		// The time of a repeated query counts from its last repetition.
 		b.ask(t, client, 5, "www.example.com.")
 		time.Sleep(queryTime - time.Second)
 		b.ask(t, client, 5, "www.example.com.")
@@ -307,7 +307,8 @@ func TestQueriesOfOnePodAreBounded(t *testing.T) {
 	}
 }
 
-// TestSlowQueryIsNotDroppedForAnsweredOnes: only queries without an answer count.
+// TestSlowQueryIsNotDroppedForAnsweredOnes: only unanswered queries count towards the limit. So a slow query stays
+// although many later queries were answered.
 func TestSlowQueryIsNotDroppedForAnsweredOnes(t *testing.T) {
 	b := newBench(t)
 	b.ask(t, client, 0, "slow.example.com.")
@@ -336,7 +337,7 @@ func TestAnswerIsHeldUntilItsAddressesAreEnforced(t *testing.T) {
 		b := newBench(t)
 		b.policy.delay = time.Second
 		done := make(chan time.Time, 2)
-		for id := range uint16(2) { // the second one waits for the call of the first one, and makes none
+		for id := range uint16(2) { // the second answer waits for the call of the first one, and makes no call itself
 			b.ask(t, client, id, "www.example.com.")
 			action, held := b.Answer(client, answer(t, id, "www.example.com.", "192.0.2.1", "192.0.2.2"))
 			if action != Hold {
@@ -475,7 +476,8 @@ func TestAddressesOfNodesAndPodsAreNotLearned(t *testing.T) {
 	}
 }
 
-// TestManyAddressesAreLearnedWhileSluiceIdentityHangs: all addresses of an answer together wait for it only once.
+// TestManyAddressesAreLearnedWhileSluiceIdentityHangs: sluice-identity does not answer. All addresses of an answer
+// together wait for it only once.
 func TestManyAddressesAreLearnedWhileSluiceIdentityHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -507,7 +509,7 @@ func TestNamesThatNoPolicySelectsAreNotLearned(t *testing.T) {
 	}
 }
 
-// filled returns an exchange whose table the client has filled with four addresses, and a pod of another tenant.
+// filled returns an exchange whose table one client has filled with four addresses, and a pod of another tenant.
 func filled(t *testing.T) (b *bench, quiet Connection) {
 	t.Helper()
 	b = newBench(t, func(o *Options) { o.Table = names.New(names.Limits{Names: 100, Addresses: 4}, time.Now()) })
@@ -522,7 +524,7 @@ func filled(t *testing.T) (b *bench, quiet Connection) {
 	return b, quiet
 }
 
-// runs runs the exchange until it waits.
+// runs executes Run until it waits.
 func (b *bench) runs(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -576,7 +578,8 @@ func TestEvictedAddressesAreForgotten(t *testing.T) {
 	}
 }
 
-// TestAnswerDoesNotWaitForEvictions: a pod within its share does not wait for addresses of other pods to be forgotten.
+// TestAnswerDoesNotWaitForEvictions: addresses of other pods are evicted for the answer of a pod within its share.
+// The answer does not wait until sluice-policy has removed them.
 func TestAnswerDoesNotWaitForEvictions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, quiet := filled(t)
@@ -621,7 +624,8 @@ func TestEnforcedNameAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestNamesOutliveTheirBuffer: the exchange reads names in place, and keeps copies.
+// TestNamesOutliveTheirBuffer: the exchange reads names in a buffer, and keeps only copies, so the buffer can be
+// reused.
 func TestNamesOutliveTheirBuffer(t *testing.T) {
 	b := newBench(t, func(o *Options) { o.LearnFrom = nil })
 	for id, name := range []string{"www.example.com.", "ftp.example.com."} {
@@ -640,7 +644,8 @@ func TestNamesOutliveTheirBuffer(t *testing.T) {
 	}
 }
 
-// TestAbandonedAnswerTeachesNothing: it counts as beyond the share, and the next answer is held again.
+// TestAbandonedAnswerTeachesNothing: an abandoned answer counts as beyond the share. The next answer with the same
+// addresses is held again.
 func TestAbandonedAnswerTeachesNothing(t *testing.T) {
 	b := newBench(t)
 	for id := range uint16(2) {
@@ -656,7 +661,7 @@ func TestAbandonedAnswerTeachesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkQueryAndAnswer reads, decides and learns one lookup with a name that is enforced already.
+// BenchmarkQueryAndAnswer handles a query and its answer for a name whose addresses are already enforced.
 func BenchmarkQueryAndAnswer(b *testing.B) {
 	x := newBench(b)
 	q := query(b, 1, "www.example.com.")
@@ -677,7 +682,7 @@ func BenchmarkQueryAndAnswer(b *testing.B) {
 	}
 }
 
-// BenchmarkRefusedQuery reads, refuses and answers one query.
+// BenchmarkRefusedQuery handles a query that is refused, and builds the reply.
 func BenchmarkRefusedQuery(b *testing.B) {
 	x := newBench(b)
 	q := query(b, 1, "www.example.net.")
@@ -691,8 +696,9 @@ func BenchmarkRefusedQuery(b *testing.B) {
 	}
 }
 
-// TestAnswerWithoutAQueryPassesUnderARuleOfEveryName: while the process is stopped, queries under such a rule pass
-// without it, and their answers may arrive later. They teach nothing.
+// TestAnswerWithoutAQueryPassesUnderARuleOfEveryName: while this process does not run, queries pass without it if a
+// rule allows every name. Their answers may arrive after it has started. These answers pass, and no addresses are
+// learned from them.
 func TestAnswerWithoutAQueryPassesUnderARuleOfEveryName(t *testing.T) {
 	b := newBench(t)
 	for number, content := range map[uint16]rules.Content{2: {Names: []string{"*"}}, 3: {All: true}, 4: {}} {
@@ -715,8 +721,8 @@ func TestAnswerWithoutAQueryPassesUnderARuleOfEveryName(t *testing.T) {
 	}
 }
 
-// TestOtherMessagesPassUnderARuleOfEveryName: such a rule restricts nothing, so messages that cannot be evaluated pass
-// as they do without this process. They teach nothing.
+// TestOtherMessagesPassUnderARuleOfEveryName: if a rule allows every name, messages that cannot be evaluated pass, as
+// they would without this process. No addresses are learned from them.
 func TestOtherMessagesPassUnderARuleOfEveryName(t *testing.T) {
 	const name = "www.example.com."
 	b := newBench(t)

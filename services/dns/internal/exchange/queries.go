@@ -19,18 +19,18 @@ type key struct {
 	name            uint64 // hash
 }
 
-// asked is a query that was passed on.
+// asked is a query that was forwarded.
 type asked struct {
 	key
 	text  []byte // name
 	until time.Time
 }
 
-// pod has the queries of one pod without an answer, and the number of its held answers. It uses the memory of old
-// queries again.
+// pod contains the unanswered queries of one pod, and the number of its held answers. It reuses the memory of old
+// queries.
 type pod struct {
 	open  map[key]*asked
-	order []*asked // oldest first, after head; answered ones stay until they are the oldest, or until there are too many
+	order []*asked // from head, oldest first; answered queries stay until they are the oldest, or too many
 	head  int
 	free  []*asked
 	held  int
@@ -38,14 +38,14 @@ type pod struct {
 
 // view returns b as a string that is valid until b changes.
 func view(b []byte) string {
-	return unsafe.String(unsafe.SliceData(b), len(b)) //nolint:gosec // saves a copy of each name
+	return unsafe.String(unsafe.SliceData(b), len(b)) //nolint:gosec // avoids copying each name
 }
 
 func (x *Exchange) key(c Connection, id, kind, class uint16, name []byte) key {
 	return key{c.Client, c.Server, id, kind, class, maphash.Bytes(x.seed, name)}
 }
 
-// note remembers a query that is passed on.
+// note records a query that is forwarded.
 func (x *Exchange) note(c Connection, id, kind, class uint16, name []byte) {
 	k, now := x.key(c, id, kind, class, name), x.o.Now()
 	x.mu.Lock()
@@ -56,7 +56,7 @@ func (x *Exchange) note(c Connection, id, kind, class uint16, name []byte) {
 		x.pods[c.Endpoint] = p
 	}
 	p.trim(now)
-	// Only unanswered queries count, so that a slow query is not dropped because of those after it that are answered.
+	// Only unanswered queries count, so that later answered queries do not displace a slow query.
 	if _, again := p.open[k]; !again && len(p.open) >= MaxQueries {
 		p.drop()
 		p.trim(now)
@@ -65,7 +65,7 @@ func (x *Exchange) note(c Connection, id, kind, class uint16, name []byte) {
 }
 
 func (p *pod) add(k key, name []byte, until time.Time) {
-	if len(p.order)-p.head >= 2*MaxQueries { // at least half of them are answered, so this is rare
+	if len(p.order)-p.head >= 2*MaxQueries { // at least half of the queries are answered, so this is rare
 		p.order = slices.DeleteFunc(p.order[p.head:], func(q *asked) bool {
 			if p.open[q.key] == q {
 				return false
@@ -91,7 +91,7 @@ func (p *pod) add(k key, name []byte, until time.Time) {
 	p.order = append(p.order, q)
 }
 
-// trim forgets queries at the front that are answered or too old.
+// trim removes queries at the front that are answered or too old.
 func (p *pod) trim(now time.Time) {
 	for p.head < len(p.order) {
 		if q := p.order[p.head]; p.open[q.key] == q && now.Before(q.until) {
@@ -101,7 +101,7 @@ func (p *pod) trim(now time.Time) {
 	}
 }
 
-// drop forgets the oldest query.
+// drop removes the oldest query.
 func (p *pod) drop() {
 	q := p.order[p.head]
 	if p.open[q.key] == q {
@@ -115,7 +115,7 @@ func (p *pod) drop() {
 	}
 }
 
-// answered reports whether a pod waits for an answer, and forgets its query.
+// answered reports whether a pod waits for this answer, and removes the query.
 func (x *Exchange) answered(c Connection, id, kind, class uint16, name []byte) bool {
 	k, now := x.key(c, id, kind, class, name), x.o.Now()
 	x.mu.Lock()

@@ -11,7 +11,8 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/report"
 )
 
-// reportQuery reports a query. refused is the answer to a refused one; NoError: it was allowed.
+// reportQuery reports a query. refused is the result in the reply to a refused query; NoError means that the query
+// was allowed.
 func (x *Exchange) reportQuery(c Connection, q *message.Query, refused message.RCode) {
 	if x.o.Report == nil || !x.o.Report.Wants(c.Endpoint) {
 		return
@@ -22,7 +23,7 @@ func (x *Exchange) reportQuery(c Connection, q *message.Query, refused message.R
 	})
 }
 
-// reportAnswer reports the answer that was read last.
+// reportAnswer reports the last answer that was read.
 func (x *Exchange) reportAnswer(c Connection, r *reader, dropped bool) {
 	if x.o.Report == nil || !x.o.Report.Wants(c.Endpoint) {
 		return
@@ -32,7 +33,7 @@ func (x *Exchange) reportAnswer(c Connection, r *reader, dropped bool) {
 		Time: x.o.Now(), Client: c.Client, Server: c.Server, Name: string(a.Name()), Type: a.Type, Response: true,
 		Dropped: dropped, Code: uint16(a.Code),
 	}
-	if !dropped { // the content of other answers may be forged
+	if !dropped { // the content of a dropped answer may be forged
 		r.readChain()
 		m.Chain = slices.Clone(r.chain)
 		m.Addresses = make([]netip.Addr, 0, len(a.Addresses))

@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/report"
 )
 
-// reported keeps the messages of the pods that it wants.
+// reported is a Reporter that keeps the messages of the pods that it wants.
 type reported struct {
 	without uint16 // endpoint
 	list    []string
@@ -31,7 +31,7 @@ func TestMessagesAreReported(t *testing.T) {
 	b.Query(client, query(t, 6, "www.example.net."), nil)
 	b.Query(client, query(t, 7, "www.example.net.cluster.local."), nil)
 	b.settled(t, client, answer(t, 5, "www.example.com.", "192.0.2.1"))
-	b.Answer(client, answer(t, 5, "www.example.com.", "192.0.2.9")) // forged: it was answered
+	b.Answer(client, answer(t, 5, "www.example.com.", "192.0.2.9")) // forged: the query was answered already
 	other := client
 	other.Endpoint = 8
 	b.ask(t, other, 5, "www.example.com.")

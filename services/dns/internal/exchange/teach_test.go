@@ -18,7 +18,8 @@ func other() Connection {
 	return c
 }
 
-// TestEachNamespaceLearnsForItself: what one namespace has learned is not enforced for another one.
+// TestEachNamespaceLearnsForItself: addresses that a pod of one namespace has learned are not enforced for another
+// namespace.
 func TestEachNamespaceLearnsForItself(t *testing.T) {
 	b := newBench(t)
 	shop := client
@@ -33,8 +34,8 @@ func TestEachNamespaceLearnsForItself(t *testing.T) {
 	}
 }
 
-// TestPodTeachesOnlyNamesThatItsRulesSelect: sluice-policy refuses others, and the next answer to a pod whose rules
-// select the name is held again.
+// TestPodTeachesOnlyNamesThatItsRulesSelect: sluice-policy refuses a name that no rule of the asking pod selects. The
+// next answer for the name to a pod whose rules select it is held again.
 func TestPodTeachesOnlyNamesThatItsRulesSelect(t *testing.T) {
 	b := newBench(t)
 	b.policy.err = ErrNotSelected
@@ -53,7 +54,8 @@ func TestPodTeachesOnlyNamesThatItsRulesSelect(t *testing.T) {
 	}
 }
 
-// TestAnswerWaitsForItsPod: without the pod it is not known for whom the answer teaches.
+// TestAnswerWaitsForItsPod: an answer to an unknown pod waits until the pod is known, because the namespace that may
+// use the addresses depends on the pod.
 func TestAnswerWaitsForItsPod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package fair divides a limit among pods. When the limit is used up, the pod that uses most of it gives up its oldest
-// item, so a pod that uses much takes nothing from the others.
+// Package fair divides a limit among pods. When the limit is used up, the pod that uses most of it loses its oldest
+// item. So a pod that uses much takes nothing from other pods.
 package fair
 
 // Limit is a limit that pods share. It is not safe for concurrent use.
@@ -27,13 +27,14 @@ type Item struct {
 	gone           bool
 }
 
-// New returns a limit for all pods together, and for each one.
+// New returns a limit of most units for all pods together, and of perPod units for each pod.
 func New(most, perPod int) *Limit {
 	return &Limit{max: most, perPod: perPod, pods: make(map[uint16]*pod)}
 }
 
-// Add adds an item of a pod. It calls drop of each item that has to make place; such an item counts no more. drop may
-// remove other items. Add returns nil if the item is larger than the limit of a pod, or if no other pod uses more.
+// Add adds an item of a pod. To free capacity, it may remove older items from the limit, and calls drop of each. drop
+// may remove other items. Add returns nil if the item is larger than the limit of a pod, or if no other pod uses more
+// than this pod.
 func (l *Limit) Add(endpoint uint16, size int, drop func()) *Item {
 	if size > l.perPod {
 		return nil
@@ -69,8 +70,8 @@ func (l *Limit) insert(item *Item) {
 	p.newest = item
 }
 
-// largest returns the pod that uses most of the limit if an item is added to an endpoint; nil if it is that endpoint
-// and has no item.
+// largest returns the pod that would use most of the limit if an item were added to an endpoint. It returns nil if
+// that is the endpoint itself and it has no item.
 func (l *Limit) largest(endpoint uint16, size int) (most *pod) {
 	used := size
 	if own := l.pods[endpoint]; own != nil {
@@ -111,7 +112,7 @@ func (l *Limit) remove(item *Item) {
 	}
 }
 
-// Remove removes an item; it reports false if the item was dropped or removed before.
+// Remove removes an item. It returns false if the item was already dropped or removed.
 func (l *Limit) Remove(item *Item) bool {
 	if item.gone {
 		return false

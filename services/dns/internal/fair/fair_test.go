@@ -33,7 +33,7 @@ func TestThePodThatUsesMostMakesPlace(t *testing.T) {
 		t.Errorf("dropped %v; %d used", dropped, l.Used())
 	}
 	dropped = nil
-	add(2, 10) // it uses most now
+	add(2, 10) // endpoint 2 uses most now
 	if want := []string{"2/10"}; !slices.Equal(dropped, want) {
 		t.Errorf("dropped %v", dropped)
 	}

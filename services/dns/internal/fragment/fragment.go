@@ -3,8 +3,8 @@
 
 // Package fragment collects the fragments of answers until their packet is complete.
 //
-// The packet is read as a whole, and its fragments are sent on as they came. So what this process reads must be what
-// the receiver reads: a packet whose fragments overlap, or contradict each other, is dropped.
+// The process reads the reassembled packet, and forwards the original fragments. The receiver must reassemble them to
+// the same packet. Therefore a packet whose fragments overlap or contradict each other is dropped.
 package fragment
 
 import (
@@ -19,10 +19,10 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/frame"
 )
 
-// Time is how long the fragments of a packet wait for the others.
+// Time is how long the fragments of a packet wait for the missing ones.
 const Time = time.Second
 
-// Limits of the fragments that wait, in bytes. A packet counts overhead for its own state, and for each fragment.
+// Limits of the fragments that wait, in bytes. overhead is added for each packet and for each fragment.
 const (
 	MaxBytes       = 4 << 20
 	MaxBytesPerPod = 512 << 10
@@ -37,12 +37,12 @@ type Result uint8
 const (
 	Stored    Result = iota + 1
 	Completed        // the packet is complete
-	Repeated         // an equal fragment is there; this one is ignored
+	Repeated         // an equal fragment has arrived before; this one is ignored
 	Conflict         // the packet is dropped, because fragments overlap or contradict each other
-	NoSpace          // the pod may not store this fragment
+	NoSpace          // the limits do not allow the pod to store this fragment
 )
 
-// key identifies a packet. Fragments of different pods never meet.
+// key identifies a packet. Fragments of different pods are never combined.
 type key struct {
 	endpoint            uint16
 	source, destination netip.Addr
@@ -50,16 +50,16 @@ type key struct {
 	protocol            uint8
 }
 
-// packet is a packet of which fragments are there.
+// packet is a packet of which some fragments have arrived.
 type packet struct {
 	key
 	pieces  []piece // by offset, without overlap
-	end     int     // of the data; 0: the last fragment is not there
-	bytes   int     // of the data that is there
+	end     int     // end of the data; 0: the last fragment has not arrived
+	bytes   int     // length of the data that has arrived
 	items   []*fair.Item
 	until   time.Time
 	place   *list.Element
-	refused bool // all fragments of it are dropped
+	refused bool // all its fragments are dropped
 }
 
 type piece struct {
@@ -83,8 +83,8 @@ func New() *Packets {
 	return &Packets{limit: fair.New(MaxBytes, MaxBytesPerPod), packets: make(map[key]*packet)}
 }
 
-// Add adds a fragment, which f has read from b; both may be used again afterwards. If the packet is complete, Add
-// returns its frames, in the order of their data, and this data.
+// Add adds a fragment that f has read from b. The caller may reuse f and b afterwards. If the packet is complete, Add
+// returns its frames, in the order of their data, and the reassembled data.
 func (p *Packets) Add(f *frame.Frame, b []byte, now time.Time) (frames [][]byte, data []byte, result Result) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +98,7 @@ func (p *Packets) Add(f *frame.Frame, b []byte, now time.Time) (frames [][]byte,
 	}
 	switch result = at.add(f.Fragment, b); {
 	case result == Conflict && len(at.items) > 0:
-		// It stays until its time is over, so that later fragments do not complete it.
+		// The packet stays until its time is over, so that later fragments cannot complete it.
 		at.refused, at.pieces = true, nil
 		p.free(at.items[1:])
 		at.items = at.items[:1]
@@ -110,7 +110,7 @@ func (p *Packets) Add(f *frame.Frame, b []byte, now time.Time) (frames [][]byte,
 		p.evicted++
 		p.remove(at)
 	})
-	if item == nil || p.packets[k] != at { // it had to make place for its own fragment
+	if item == nil || p.packets[k] != at { // the limit removed the packet itself
 		if item != nil {
 			p.limit.Remove(item)
 		}
@@ -143,12 +143,12 @@ func (at *packet) add(f frame.Fragment, b []byte) Result {
 	switch {
 	case i < len(at.pieces) && at.pieces[i].offset < end,
 		i > 0 && at.pieces[i-1].offset+len(at.pieces[i-1].data) > begin,
-		at.end != 0 && (end > at.end || !f.More), // behind the end, or another end
+		at.end != 0 && (end > at.end || !f.More), // data after the end, or another end
 		!f.More && last > end:
 		return Conflict
 	}
 	x := piece{offset: begin, frame: bytes.Clone(b)}
-	// The data is at the end of the frame, except for padding behind it.
+	// The data is at the end of the frame, before any padding.
 	begins := cap(b) - cap(f.Data)
 	x.data = x.frame[begins : begins+len(f.Data)]
 	at.pieces = slices.Insert(at.pieces, i, x)
@@ -186,7 +186,7 @@ func (p *Packets) remove(at *packet) {
 	at.items = nil
 }
 
-// expire removes the packets whose time is over.
+// expire removes the packets whose waiting time is over.
 func (p *Packets) expire(now time.Time) {
 	for e := p.order.Front(); e != nil; e = p.order.Front() {
 		at := e.Value.(*packet) //nolint:forcetypeassert // only packets are in the list
@@ -200,8 +200,8 @@ func (p *Packets) expire(now time.Time) {
 	}
 }
 
-// Expire removes the packets whose time is over. It returns how many incomplete packets were removed since the start
-// because their time was over, and because the limit was used up.
+// Expire removes the packets whose waiting time is over. It returns how many incomplete packets were removed since
+// the start because of their time, and because of the limits.
 func (p *Packets) Expire(now time.Time) (expired, evicted uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

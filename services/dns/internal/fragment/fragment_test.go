@@ -52,7 +52,7 @@ func TestPacketsAreCompleteInAnyOrder(t *testing.T) {
 			for i, n := range order {
 				buffer := slices.Clone(pieces[n])
 				frames, data, result := add(t, p, buffer, start)
-				clear(buffer) // as the next read does
+				clear(buffer) // as the next read overwrites it
 				switch {
 				case i == len(order)-1:
 					if result != Completed || len(frames) != 4 || len(data) != 3008 || !bytes.Equal(data[8:], answer(1).Payload) {
@@ -100,7 +100,7 @@ func TestConflictingFragmentsDropTheirPacket(t *testing.T) {
 		if _, _, result := add(t, p, wrong, start); result != Conflict {
 			t.Errorf("%s: result %d", what, result)
 		}
-		for _, b := range pieces { // later fragments complete nothing
+		for _, b := range pieces { // later fragments do not complete the packet
 			if _, _, result := add(t, p, b, start.Add(Time/2)); result != Conflict {
 				t.Errorf("%s: then result %d", what, result)
 			}
@@ -123,7 +123,7 @@ func TestFragmentsThatNeverEndExpire(t *testing.T) {
 			t.Fatalf("result %d", result)
 		}
 	}
-	if _, _, result := add(t, p, pieces[3], start.Add(Time)); result != Stored { // of a new packet
+	if _, _, result := add(t, p, pieces[3], start.Add(Time)); result != Stored { // a fragment of a new packet
 		t.Errorf("after its time: result %d", result)
 	}
 	if expired, _ := p.Expire(start.Add(2 * Time)); expired != 2 {
@@ -132,8 +132,8 @@ func TestFragmentsThatNeverEndExpire(t *testing.T) {
 	p.empty(t)
 }
 
-// TestFragmentsOfOnePodAreBounded: 10,000 packets that never end take nothing from other pods, and memory only up to
-// the limits.
+// TestFragmentsOfOnePodAreBounded: a pod sends fragments of 10,000 packets that are never complete. They take no
+// capacity from other pods, and memory stays within the limits.
 func TestFragmentsOfOnePodAreBounded(t *testing.T) {
 	p := New()
 	quiet := answer(1)
@@ -163,7 +163,7 @@ func TestFragmentsOfOnePodAreBounded(t *testing.T) {
 	p.empty(t)
 }
 
-// TestPacketLargerThanItsPodMayStore: its own fragments make place for each other, so it is never complete.
+// TestPacketLargerThanItsPodMayStore: a packet is larger than the limit of a pod, so it is never complete.
 func TestPacketLargerThanItsPodMayStore(t *testing.T) {
 	p := New()
 	a := answer(1)

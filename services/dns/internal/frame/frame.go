@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package frame reads the Ethernet frames of the TAP device, and makes the frames of replies.
+// Package frame parses the Ethernet frames of the TAP device, and builds the frames of replies.
 //
-// A frame is the packet of a redirected connection. The programs have replaced its Ethernet addresses by a tag. Frames
-// come from pods and from servers, so every length is checked before it is used. The package reads in place and does
-// not allocate memory.
+// A frame contains a packet of a redirected connection. The eBPF programs have replaced its Ethernet addresses by a
+// tag. The content comes from pods and servers, so every length is checked before it is used. The package parses in
+// place and does not allocate memory.
 package frame
 
 import (
@@ -40,11 +40,11 @@ const (
 	protocolFragment    = 44
 	protocolDestination = 60
 
-	maxExtensions = 6 // as in the programs
+	maxExtensions = 6 // as in the eBPF programs
 	hopLimit      = 64
 )
 
-// Errors about frames that are dropped.
+// Errors for frames that are dropped.
 var (
 	// ErrTag is returned for a frame without a tag of this version.
 	ErrTag = errors.New("the frame has no tag of a known version")
@@ -54,12 +54,12 @@ var (
 	ErrHeader = errors.New("the IP header is invalid or not supported")
 	// ErrProtocol is returned for a packet that is not UDP.
 	ErrProtocol = errors.New("the packet is not UDP")
-	// ErrLength is returned for a UDP datagram whose length is not the length of its packet: receivers would disagree
-	// about its end.
+	// ErrLength is returned for a UDP datagram whose length differs from the length in its packet, so that receivers
+	// could disagree about its end.
 	ErrLength = errors.New("the length of the UDP datagram is not the length of its packet")
 )
 
-// Role says which end of the connection has sent a packet.
+// Role tells which end of the connection has sent a packet.
 type Role uint8
 
 // The roles.
@@ -68,17 +68,18 @@ const (
 	Responder Role = 2 // the server
 )
 
-// Tag describes a packet. The programs write it in place of the Ethernet addresses.
+// Tag describes a packet. The eBPF programs write it in place of the Ethernet addresses.
 type Tag struct {
 	Set      uint16 // rule set of the client's egress policy
 	Endpoint uint16 // endpoint ID of the client
 	Role     Role
 }
 
-// Frame is a frame that was read. Use it again for the next frame. Its slices refer to the bytes that were read.
+// Frame is a parsed frame. A Frame can be reused for the next frame. Its slices refer to the bytes that Read was
+// given.
 type Frame struct {
 	Tag
-	// Source and Destination have no ports in a fragment other than the first one.
+	// Source and Destination have port 0 in every fragment except the first.
 	Source, Destination netip.AddrPort
 	// Payload is the content of the UDP datagram. It is nil in a fragment.
 	Payload []byte
@@ -94,7 +95,7 @@ type Frame struct {
 type Fragment struct {
 	ID       uint32
 	Protocol uint8
-	Offset   int // of Data in the data of the whole packet
+	Offset   int // offset of Data in the data of the whole packet
 	More     bool
 	Data     []byte
 }
@@ -124,7 +125,7 @@ func (f *Frame) Read(b []byte) error {
 	return ErrProtocol
 }
 
-// readIPv4 reads an IPv4 packet. Bytes behind it are padding of Ethernet.
+// readIPv4 reads an IPv4 packet. Bytes after the packet are Ethernet padding.
 func (f *Frame) readIPv4(b []byte) error {
 	if len(b) < ipv4Size {
 		return ErrShort
@@ -154,7 +155,7 @@ func (f *Frame) readIPv6(b []byte) error {
 		return ErrShort
 	}
 	size := int(binary.BigEndian.Uint16(b[4:]))
-	if b[0]>>4 != 6 || size == 0 { // the length of a jumbogram is in an option
+	if b[0]>>4 != 6 || size == 0 { // 0: a jumbogram, whose length is in an option
 		return ErrHeader
 	}
 	if len(b) < ipv6Size+size {
@@ -163,7 +164,7 @@ func (f *Frame) readIPv6(b []byte) error {
 	f.Source = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[8:24])), 0)
 	f.Destination = netip.AddrPortFrom(netip.AddrFrom16([16]byte(b[24:40])), 0)
 	next, data := b[6], b[ipv6Size:ipv6Size+size]
-	if next == protocolHopByHop { // it is valid only as the first extension header
+	if next == protocolHopByHop { // the hop-by-hop header is valid only as the first extension header
 		var err error
 		if next, data, err = extension(data); err != nil {
 			return err
@@ -172,7 +173,7 @@ func (f *Frame) readIPv6(b []byte) error {
 	return f.readData(next, data)
 }
 
-// extension returns what follows an extension header with options.
+// extension returns the data after an extension header with options, and its type.
 func extension(b []byte) (next uint8, rest []byte, err error) {
 	if len(b) < 8 {
 		return 0, nil, ErrShort
@@ -184,7 +185,7 @@ func extension(b []byte) (next uint8, rest []byte, err error) {
 	return b[0], b[size:], nil
 }
 
-// readData reads what follows the IP header.
+// readData reads the data after the IP header.
 func (f *Frame) readData(next uint8, b []byte) (err error) {
 	whole := f.Fragmented // no fragment header may follow
 	for range maxExtensions {
@@ -258,24 +259,24 @@ func (f *Frame) readUDP(b []byte) error {
 	return nil
 }
 
-// Join makes the first fragment of a packet the whole packet. data is the data of all fragments.
+// Join turns the first fragment of a packet into the whole packet. data is the data of all fragments.
 func (f *Frame) Join(data []byte) error {
 	next := f.Fragment.Protocol
 	f.Fragment = Fragment{}
-	err := f.readData(next, data) // Fragmented is still set, so that fragments of fragments are refused
+	err := f.readData(next, data) // Fragmented stays set, so that a fragment inside of a fragment is refused
 	f.Fragmented = false
 	return err
 }
 
-// Intact reports whether the UDP checksum is correct. The receiver would drop the datagram otherwise.
+// Intact reports whether the UDP checksum is correct. If it is not, the receiver would drop the datagram.
 func (f *Frame) Intact() bool {
 	if binary.BigEndian.Uint16(f.datagram[6:]) == 0 {
-		return !f.ipv6 // the sender has computed none, which IPv6 forbids
+		return !f.ipv6 // 0: the sender has computed no checksum, which IPv6 forbids
 	}
 	return f.checksum(f.Source.Addr(), f.Destination.Addr(), f.datagram) == 0
 }
 
-// checksum returns the UDP checksum of a datagram. It is 0 if the datagram contains its correct checksum.
+// checksum returns the UDP checksum of a datagram. If the datagram contains its correct checksum, the result is 0.
 func (f *Frame) checksum(source, destination netip.Addr, datagram []byte) uint16 {
 	var sum uint64
 	if f.ipv6 {
@@ -288,7 +289,7 @@ func (f *Frame) checksum(source, destination netip.Addr, datagram []byte) uint16
 	return ^fold(add(sum+uint64(len(datagram))+protocolUDP, datagram))
 }
 
-// add adds the 16-bit words of b. The sum has space for the carries of a frame.
+// add adds the 16-bit words of b to sum, which is large enough for the carries of a whole frame.
 func add(sum uint64, b []byte) uint64 {
 	for len(b) >= 4 {
 		sum += uint64(binary.BigEndian.Uint32(b))
@@ -311,7 +312,7 @@ func fold(sum uint64) uint16 {
 	return uint16(sum) //nolint:gosec // it fits
 }
 
-// ReplySize returns the number of bytes in front of the message of a reply.
+// ReplySize returns the size of the headers before the message of a reply.
 func (f *Frame) ReplySize() int {
 	if f.ipv6 {
 		return EthernetSize + ipv6Size + udpSize
@@ -319,8 +320,8 @@ func (f *Frame) ReplySize() int {
 	return EthernetSize + ipv4Size + udpSize
 }
 
-// CompleteReply writes the headers of a reply to the packet in the name of its receiver. The message begins at
-// ReplySize, and is at most 65,000 bytes long.
+// CompleteReply writes the headers of a reply to the packet. The source of the reply is the destination of the
+// packet. The message begins at ReplySize, and must have at most 65,000 bytes.
 func (f *Frame) CompleteReply(b []byte) {
 	clear(b[:f.ReplySize()])
 	b[0], b[1] = local, Version
@@ -351,7 +352,7 @@ func (f *Frame) CompleteReply(b []byte) {
 	binary.BigEndian.PutUint16(datagram[4:], uint16(len(datagram))) //nolint:gosec // replies are short
 	sum := f.checksum(source.Addr(), destination.Addr(), datagram)
 	if sum == 0 {
-		sum = 0xffff // 0 means that there is none
+		sum = 0xffff // 0 would mean that there is no checksum
 	}
 	binary.BigEndian.PutUint16(datagram[6:], sum)
 }

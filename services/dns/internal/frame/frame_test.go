@@ -64,7 +64,7 @@ func TestFramesAreRead(t *testing.T) {
 
 func TestWrongFramesAreRefused(t *testing.T) {
 	for what, c := range map[string]struct {
-		change func(b []byte) []byte // of the frame of an IPv4 packet
+		change func(b []byte) []byte // changes the frame of an IPv4 packet
 		want   error
 	}{
 		"empty":                      {func([]byte) []byte { return nil }, frame.ErrShort},
@@ -109,7 +109,7 @@ func TestWrongFramesAreRefused(t *testing.T) {
 		}
 	}
 	for what, c := range map[string]struct {
-		change func(b []byte) []byte // of the frame of an IPv6 packet
+		change func(b []byte) []byte // changes the frame of an IPv6 packet
 		want   error
 	}{
 		"no packet":                    {func(b []byte) []byte { return b[:14] }, frame.ErrShort},
@@ -125,7 +125,7 @@ func TestWrongFramesAreRefused(t *testing.T) {
 			p := packets()[1]
 			p.Atomic, p.Options = true, 8
 			b := p.Bytes()
-			b[62] = 44 // behind the fragment header another one
+			b[62] = 44 // a second fragment header after the first
 			return b
 		}, frame.ErrProtocol},
 	} {
@@ -218,7 +218,7 @@ func TestReadingAllocatesNothing(t *testing.T) {
 	}
 }
 
-// FuzzFrame checks that every part of a frame that is read lies within the frame, and that a reply can be read.
+// FuzzFrame checks that every slice of a parsed frame lies within the frame, and that a reply can be parsed.
 func FuzzFrame(f *testing.F) {
 	for _, p := range packets() {
 		f.Add(p.Bytes())

@@ -11,58 +11,58 @@ import (
 	"time"
 )
 
-// maxChain limits the CNAME records from the name of the question to an address. Resolvers stop after 8 to 17.
+// maxChain limits the number of CNAME records from the name in the question to an address. Resolvers stop after 8 to
+// 17.
 const maxChain = 16
 
-// MaxAddresses limits the addresses that one answer teaches. A name has at most as many.
+// MaxAddresses limits the addresses that are learned from one answer. It equals the limit for one name.
 const MaxAddresses = 1024
 
 // Address is an address in an answer.
 type Address struct {
 	Addr netip.Addr
-	// TTL is the lowest one of the records from the name of the question to the address.
+	// TTL is the lowest TTL of the records from the name in the question to the address.
 	TTL time.Duration
 }
 
-// Answer is an answer that was read. Use it again for the next message: this saves memory.
+// Answer is a parsed answer. Reusing it for the next message saves memory.
 type Answer struct {
 	ID          uint16
-	Type, Class uint16 // of the question
+	Type, Class uint16 // type and class of the question
 	Code        RCode
 	Truncated   bool
-	// Addresses lists the addresses that the answer teaches, each address once. The owner of their records is the name of
-	// the question, or a name to which a chain of CNAME records leads from it.
+	// Addresses lists the addresses to learn, each address once. The owner of an address record is the name in the
+	// question, or a name that a chain of CNAME records leads to.
 	Addresses []Address
-	// Ignored is the number of address records that teach nothing: their owner is outside the chain, they do not belong
-	// to the type of the question, or there were too many.
+	// Ignored is the number of address records that are not used: the owner is not in the chain, the type does not
+	// match the question, or there are too many.
 	Ignored int
 
 	b     []byte
-	name  []byte   // text of the name of the question
+	name  []byte   // text of the name in the question
 	kept  []kept   // address and CNAME records of the answer section
 	chain [][2]int // positions of the owner and of the target of the CNAME records of the chain
 	index map[netip.Addr]int
 }
 
-// kept is a record that may be part of the chain or teach an address.
+// kept is a record that may belong to the chain or contain an address to learn.
 type kept struct {
 	record
-	hash uint64 // of the owner
+	hash uint64 // hash of the owner
 }
 
-// Name returns the name of the question, as Query.Name. The slice is valid until the next Read.
+// Name returns the name in the question, in the same form as Query.Name. The slice is valid until the next Read.
 func (a *Answer) Name() []byte { return a.name }
 
 // Links returns the number of CNAME records of the chain.
 func (a *Answer) Links() int { return len(a.chain) }
 
-// AppendLink appends the text of the target of a CNAME record of the chain. The message must not have changed.
+// AppendLink appends the text of the target of a CNAME record of the chain. The message must be unchanged since Read.
 func (a *Answer) AppendLink(dst []byte, i int) []byte { return appendName(dst, a.b, a.chain[i][1]) }
 
-// Read reads an answer. Of a truncated answer, the records that are complete count.
+// Read parses an answer. Of a truncated answer, it uses the complete records.
 //
-// Read reports what the message contains. Whether a query asked for it is for the caller to compare, by ID, name, type
-// and class.
+// Read does not check whether the answer belongs to a query. The caller must compare ID, name, type and class.
 func (a *Answer) Read(b []byte) error {
 	*a = Answer{
 		b: b, name: a.name[:0], kept: a.kept[:0], chain: a.chain[:0], Addresses: a.Addresses[:0], index: a.index,
@@ -97,7 +97,7 @@ func (a *Answer) Read(b []byte) error {
 	return nil
 }
 
-// readRecords checks all records, and keeps the records of the answer section that may teach an address.
+// readRecords checks all records, and keeps the records of the answer section that may contain an address to learn.
 func (a *Answer) readRecords(r *reader) error {
 	var e edns
 	for section := range 3 {
@@ -108,7 +108,7 @@ func (a *Answer) readRecords(r *reader) error {
 			rec := r.record()
 			if r.err != nil {
 				if a.Truncated && errors.Is(r.err, ErrShort) {
-					return nil // the message was cut within this record
+					return nil // the message was truncated within this record
 				}
 				return r.err
 			}
@@ -169,7 +169,7 @@ func (a *Answer) checkService(rec record) bool {
 	if rec.end-rec.data < 3 {
 		return false
 	}
-	// The target must not be compressed (RFC 9460, 2.2). Clients do not agree on one that is.
+	// The target must not be compressed (RFC 9460, 2.2). Clients interpret a compressed target differently.
 	at, err := checkName(a.b[:rec.end], rec.data+2)
 	if err != nil {
 		return false
@@ -193,7 +193,7 @@ func (a *Answer) checkService(rec record) bool {
 	return true
 }
 
-// parameter returns the parameter at a position. next is negative if it is not complete.
+// parameter returns the parameter at a position. next is negative if the parameter is not complete.
 func (a *Answer) parameter(at, end int) (key int, value []byte, next int) {
 	if end-at < 4 {
 		return 0, nil, -1
@@ -206,12 +206,12 @@ func (a *Answer) parameter(at, end int) (key int, value []byte, next int) {
 	return key, a.b[at : at+n], at + n
 }
 
-// follow finds the chain of CNAME records, and the addresses of its names.
+// follow determines the chain of CNAME records, and the addresses of the names in it.
 func (a *Answer) follow(question int) {
 	if len(a.kept) == 0 {
 		return
 	}
-	// Most records have the owner of the record before, at the same place of the message.
+	// Most records have the same owner as the previous record, as a pointer to the same position of the message.
 	lastOwner, lastHash := -1, uint64(0)
 	for i := range a.kept {
 		owner := target(a.b, a.kept[i].owner)
@@ -232,7 +232,7 @@ func (a *Answer) follow(question int) {
 			if k.kind != TypeCNAME {
 				a.take(k, lowest)
 				k.kind = 0 // taken
-			} else if next == nil { // several CNAME records of one name are not allowed; the first one counts
+			} else if next == nil { // a name must not have several CNAME records; the first one counts
 				next = k
 			}
 		}
@@ -249,7 +249,8 @@ func (a *Answer) follow(question int) {
 	}
 }
 
-// target returns the position to which a name that is only a pointer points. Owners can then be compared by position.
+// target returns the position to which a name points that consists only of a pointer. Owners can then be compared by
+// position.
 func target(b []byte, at int) int {
 	for range maxPointers {
 		if b[at]&0xc0 != 0xc0 {
@@ -285,7 +286,7 @@ func (a *Answer) take(k *kept, lowest uint32) {
 	case k.kind == TypeAAAA && (hosts || services):
 		a.add(netip.AddrFrom16([16]byte(data)).Unmap(), ttl)
 	case (k.kind == TypeSVCB || k.kind == TypeHTTPS) && (services || a.Type == TypeANY):
-		// An alias (priority 0) has no hints of its own: clients ask for its target.
+		// A record in alias mode (priority 0) has no hints of its own, because clients query its target.
 		if binary.BigEndian.Uint16(data) == 0 {
 			return
 		}
@@ -300,7 +301,7 @@ func (a *Answer) hints(k *kept, ttl uint32) {
 	for err == nil && at < k.end {
 		key, value, next := a.parameter(at, k.end)
 		if next < 0 {
-			return // not reached: the record was checked
+			return // not reached, because the record was checked before
 		}
 		switch key {
 		case keyIPv4Hint:
@@ -316,10 +317,10 @@ func (a *Answer) hints(k *kept, ttl uint32) {
 	}
 }
 
-// manyAddresses is the number of addresses from which on they are found by a map.
+// manyAddresses is the number of addresses above which a map is used to find duplicates.
 const manyAddresses = 32
 
-// add adds an address. An address that occurs twice has the lower TTL.
+// add adds an address. An address that occurs twice gets the lower TTL.
 func (a *Answer) add(addr netip.Addr, ttl uint32) {
 	d := time.Duration(ttl) * time.Second
 	if i := a.find(addr); i >= 0 {
@@ -346,7 +347,7 @@ func (a *Answer) find(addr netip.Addr) int {
 		}
 		return -1
 	}
-	if n == manyAddresses { // the next one is the first for the map
+	if n == manyAddresses { // from the next address on, the map is used
 		if a.index == nil {
 			a.index = make(map[netip.Addr]int)
 		}
@@ -361,7 +362,7 @@ func (a *Answer) find(addr netip.Addr) int {
 	return -1
 }
 
-// seconds returns a TTL. One with the highest bit set counts as 0 (RFC 2181, 8).
+// seconds returns the value of a TTL. A TTL with the highest bit set counts as 0 (RFC 2181, 8).
 func seconds(ttl uint32) uint32 {
 	if ttl > math.MaxInt32 {
 		return 0

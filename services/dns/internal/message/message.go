@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package message reads DNS queries and answers, and makes error answers to queries.
+// Package message parses DNS queries and answers, and builds error answers to queries.
 //
-// It is stricter than most resolvers, because a message that two programs understand differently could teach addresses
-// that no server meant, or carry other data. Each record must be complete, pointers of compressed names must go
-// backwards, and nothing may follow the last record. A message that is refused is never passed on.
+// It is stricter than most resolvers. If two programs interpreted a message differently, wrong addresses could be
+// learned, or the message could smuggle data. Each record must be complete, pointers in compressed names must point
+// backwards, and nothing may follow the last record. A message that is refused is never forwarded.
 //
-// The package reads in place and does not allocate memory, except for the text of a new name. It never changes or packs
-// a message of others.
+// The package parses in place and does not allocate memory, except for the text of a new name. It never modifies or
+// re-encodes a message that it has received.
 package message
 
 import (
@@ -43,28 +43,28 @@ const (
 	Refused  RCode = 5
 )
 
-// Errors about messages that are refused.
+// Errors for messages that are refused.
 var (
-	// ErrHeader is returned for a message that is shorter than a header. It gets no answer.
+	// ErrHeader is returned for a message that is shorter than a header. Such a message gets no answer.
 	ErrHeader = errors.New("the message is shorter than a DNS header")
-	// ErrNotQuery is returned for an answer where a query is expected. It gets no answer, because answers to answers
-	// could go back and forth for ever.
+	// ErrNotQuery is returned for an answer where a query is expected. Such a message gets no answer, because two
+	// programs could otherwise answer each other forever.
 	ErrNotQuery = errors.New("the message is an answer, not a query")
 	// ErrNotAnswer is returned for a query where an answer is expected.
 	ErrNotAnswer = errors.New("the message is a query, not an answer")
-	// ErrOpcode is returned for another operation than QUERY.
+	// ErrOpcode is returned for an operation other than QUERY.
 	ErrOpcode = errors.New("the operation is not QUERY")
 	// ErrQuestions is returned for a message that does not have exactly one question.
 	ErrQuestions = errors.New("the message does not have exactly one question")
-	// ErrRecords is returned for a query with records of answers.
+	// ErrRecords is returned for a query that contains records in its answer or authority section.
 	ErrRecords = errors.New("the answer or authority section of the query is not empty")
 	// ErrName is returned for a name with an invalid label, an invalid pointer or more than 255 bytes.
 	ErrName = errors.New("a name is invalid")
 	// ErrShort is returned for a message that ends within a record.
 	ErrShort = errors.New("the message ends within a record")
-	// ErrTrailing is returned for a message with data behind its last record.
+	// ErrTrailing is returned for a message with data after its last record.
 	ErrTrailing = errors.New("data follows the last record")
-	// ErrEDNS is returned for a second OPT record, and for one that is invalid or in another section than the last.
+	// ErrEDNS is returned for a second OPT record, and for an OPT record that is invalid or not in the last section.
 	ErrEDNS = errors.New("the OPT record of EDNS is invalid")
 	// ErrData is returned for an address, CNAME, SVCB or HTTPS record whose data is invalid.
 	ErrData = errors.New("the data of a record is invalid")
@@ -82,13 +82,13 @@ const (
 	rcodeMask  = 0xf
 )
 
-// reader reads a message. After the first error all methods return zero values.
+// reader parses a message. After the first error, all methods return zero values.
 type reader struct {
 	b   []byte
 	off int
 	err error
-	// plain is the position of the last name that was checked by a pointer to it, if that name has no pointer. Most
-	// records point to the name that the record before points to.
+	// plain is the position of the last name without a pointer that was checked because a name pointed to it. Most
+	// records point to the same name as the previous record, which then need not be checked again.
 	plain int
 }
 
@@ -113,7 +113,7 @@ func (r *reader) uint32() uint32 {
 	return uint32(high)<<16 | uint32(r.uint16())
 }
 
-// skip checks that n bytes exist, and passes them.
+// skip checks that n more bytes exist, and skips them.
 func (r *reader) skip(n int) {
 	if r.err != nil || len(r.b)-r.off < n {
 		r.fail(ErrShort)
@@ -122,7 +122,7 @@ func (r *reader) skip(n int) {
 	r.off += n
 }
 
-// name checks the name at the current position, passes it, and returns its position.
+// name checks and skips the name at the current position, and returns this position.
 func (r *reader) name() int {
 	at := r.off
 	if r.err != nil {
@@ -168,13 +168,13 @@ func (r *reader) record() (out record) {
 // edns is the OPT record of a message.
 type edns struct {
 	present bool
-	rcode   RCode // the upper bits of the result, in their place
+	rcode   RCode // upper bits of the result, shifted to their position
 	version uint8
-	do      bool // DNSSEC records are wanted
+	do      bool // the DO bit: DNSSEC records are requested
 }
 
-// opt checks an OPT record. For a query version other than 0 the server answers with an error of its own, so every
-// version is accepted.
+// opt checks an OPT record. It accepts every EDNS version, because the server itself answers an unsupported version
+// with an error.
 func (e *edns) opt(b []byte, rec record) error {
 	if e.present || b[rec.owner] != 0 {
 		return ErrEDNS
@@ -190,7 +190,7 @@ func (e *edns) opt(b []byte, rec record) error {
 	}
 	*e = edns{
 		present: true, rcode: RCode(rec.ttl>>24) << 4, do: rec.ttl&(1<<15) != 0,
-		version: uint8(rec.ttl >> 16), //nolint:gosec // one byte of it
+		version: uint8(rec.ttl >> 16), //nolint:gosec // a single byte
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// raw builds messages by hand, so that they can be wrong.
+// raw builds messages byte by byte, so that they can contain mistakes.
 type raw struct{ b []byte }
 
 // header begins a message with the number of records of each section.
@@ -189,7 +189,7 @@ func TestAnswersAreMadeInTheServersName(t *testing.T) {
 			h.RCode != dnsmessage.RCode(code) {
 			t.Errorf("%d: header %+v", code, h)
 		}
-		// The name has the case of the query: some clients put random bits there.
+		// The reply keeps the case of the name in the query, because some clients randomise the case and check it.
 		if len(m.Questions) != 1 || m.Questions[0].Name.String() != "Nope.default.svc.cluster.local." ||
 			m.Questions[0].Type != dnsmessage.TypeAAAA {
 			t.Errorf("%d: questions %v", code, m.Questions)
@@ -224,7 +224,7 @@ func TestAnswersAreMadeInTheServersName(t *testing.T) {
 	}
 }
 
-// learned returns what an answer teaches, as text.
+// learned returns the addresses to learn from an answer, as text.
 func learned(a *Answer) string {
 	var out []string
 	for _, x := range a.Addresses {
@@ -396,12 +396,12 @@ func TestWrongAnswersAreRefused(t *testing.T) {
 	}
 }
 
-// TestPointersAreBounded: a message in which each name has the longest way of pointers takes little time, and one more
-// pointer is refused.
+// TestPointersAreBounded: a message in which each name has the maximum number of pointers takes little time to parse.
+// A name with one more pointer is refused.
 func TestPointersAreBounded(t *testing.T) {
 	for extra, want := range map[int]error{0: nil, 1: ErrName} {
 		r := header(7, answered, 1, 1).question("a.b", TypeA)
-		// The data of an unknown record holds pointers to the pointer before.
+		// The data of an unknown record contains a chain of pointers, each to the previous one.
 		var data []byte
 		at, to := len(r.b)+12, 12
 		for range maxPointers - 1 + extra {
@@ -424,7 +424,7 @@ func TestAddressesAndLinksOfAnAnswerAreBounded(t *testing.T) {
 	for i := range n {
 		r.record("@12", TypeA, 9, []byte{10, 0, byte(i >> 8), byte(i)})
 	}
-	r.record("@12", TypeA, 3, []byte{10, 0, 0, 0}) // known: only its TTL counts
+	r.record("@12", TypeA, 3, []byte{10, 0, 0, 0}) // duplicate: only its TTL counts
 	var a Answer
 	for range 2 {
 		if err := a.Read(r.b); err != nil || len(a.Addresses) != MaxAddresses || a.Ignored != 10 ||
@@ -457,7 +457,8 @@ func seeds() [][]byte {
 	}
 }
 
-// FuzzQuery compares with the reader of golang.org/x/net: what this package accepts, it must understand the same way.
+// FuzzQuery compares this package with the parser of golang.org/x/net: a query that this package accepts must be
+// parsed in the same way by both.
 func FuzzQuery(f *testing.F) {
 	for _, s := range seeds() {
 		f.Add(s)
@@ -471,7 +472,8 @@ func FuzzQuery(f *testing.F) {
 		}
 		if code, ok := q.Reply(err); err != nil && ok {
 			var m dnsmessage.Message
-			// A refused message may have a name that others do not read, so the question need not be readable.
+			// The question of a refused message need not be readable, because its name may be invalid for other
+			// parsers.
 			if out := q.AppendAnswer(nil, code, ""); len(out) < headerSize || out[2]&0x80 == 0 {
 				t.Fatalf("reply % x, %v", out, m)
 			}
@@ -496,7 +498,7 @@ func FuzzQuery(f *testing.F) {
 		}
 		question, err := p.Question()
 		if err != nil {
-			return // a label with a dot, which x/net refuses
+			return // x/net refuses a label that contains a dot
 		}
 		if !strings.Contains(string(q.Name()), `\`) && strings.ToLower(question.Name.String()) != string(q.Name()) ||
 			uint16(question.Type) != q.Type || uint16(question.Class) != q.Class {
@@ -505,7 +507,8 @@ func FuzzQuery(f *testing.F) {
 	})
 }
 
-// FuzzAnswer compares what an answer teaches with a slow reader over golang.org/x/net.
+// FuzzAnswer compares the addresses to learn from an answer with a simple and slow implementation based on
+// golang.org/x/net.
 func FuzzAnswer(f *testing.F) {
 	for _, s := range seeds() {
 		f.Add(s)
@@ -541,8 +544,8 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// slowly returns the addresses that an answer may teach: those whose owner can be reached from the question by any
-// CNAME record. ok is false if golang.org/x/net does not read the message.
+// slowly returns the addresses that may be learned from an answer: addresses whose owner can be reached from the
+// question by any CNAME records. ok is false if golang.org/x/net cannot parse the message.
 func slowly(b []byte) (addrs []netip.Addr, ok bool) {
 	var p dnsmessage.Parser
 	h, err := p.Start(b)
@@ -621,7 +624,7 @@ func BenchmarkAnswer(b *testing.B) {
 			}
 		}
 	})
-	// Only the records are read: neither the chain nor strictness.
+	// This only parses the records, without the chain and the strict checks.
 	b.Run("dnsmessage", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

@@ -6,24 +6,25 @@ package message
 const (
 	maxName  = 255 // bytes of a name in a message, including the final root label
 	maxLabel = 63
-	// maxPointers limits the pointers of one name. Servers use about as many as the name has labels that differ; ten are
-	// common in other readers. The limit bounds the work for a message in which every record names the longest way.
+	// maxPointers limits the pointers of one name. Servers use about one pointer per label; other parsers often allow
+	// ten. The limit bounds the work for a message in which every record has a name with as many pointers as
+	// possible.
 	maxPointers = 16
 )
 
-// labels iterates over the labels of a name, and follows pointers.
+// labels iterates over the labels of a name and follows pointers.
 type labels struct {
 	b        []byte
-	at       int // of the next label
-	end      int // of the name at its first position; 0 until it is known
-	start    int // of the current run of labels: pointers must go to a position before it
-	size     int // of the labels so far
+	at       int // position of the next label
+	end      int // end of the name at its first position; 0 until it is known
+	start    int // start of the current run of labels; pointers must point to a position before it
+	size     int // size of the labels so far
 	pointers int
 }
 
 func newLabels(b []byte, at int) labels { return labels{b: b, at: at, start: at} }
 
-// next returns the next label; the root label is empty and the last one.
+// next returns the next label. The last label is the root label, which is empty.
 func (l *labels) next() (label []byte, err error) {
 	for {
 		if l.at >= len(l.b) {
@@ -52,7 +53,8 @@ func (l *labels) next() (label []byte, err error) {
 			if l.end == 0 {
 				l.end = l.at + 2
 			}
-			// Only backwards: a name cannot contain itself, and each pointer goes further back.
+			// Pointers must point backwards, each further than the previous one, so that a name cannot contain
+			// itself.
 			if l.pointers++; to >= l.start || to < headerSize || l.pointers > maxPointers {
 				return nil, ErrName
 			}
@@ -70,7 +72,7 @@ func checkName(b []byte, at int) (end int, err error) {
 	return l.end, err
 }
 
-// check passes all labels.
+// check iterates over all labels.
 func (l *labels) check() error {
 	for {
 		label, err := l.next()
@@ -80,7 +82,7 @@ func (l *labels) check() error {
 	}
 }
 
-// pointer returns the position that the pointer at a position names.
+// pointer returns the target of the pointer at a position.
 func pointer(b []byte, at int) int { return int(b[at]&0x3f)<<8 | int(b[at+1]) }
 
 // lower returns an ASCII letter in lower case, and every other byte unchanged.
@@ -95,14 +97,13 @@ func lower(c byte) byte {
 func plain(c byte) bool { return c > ' ' && c < 0x7f && c != '.' && c != '\\' }
 
 // appendName appends the text of a valid name: in lower case, with a final dot. A byte of a label that is not
-// printable, or that would be understood as a separator, is written as \DDD, so that different names have different
-// texts.
+// printable, or that could be mistaken for a separator, is written as \DDD. So different names have different texts.
 func appendName(dst, b []byte, at int) []byte {
 	l := newLabels(b, at)
 	for first := true; ; first = false {
 		label, err := l.next()
 		if err != nil {
-			return dst // not reached: the name was checked
+			return dst // not reached, because the name was checked before
 		}
 		if len(label) == 0 {
 			if first {
@@ -121,13 +122,14 @@ func appendName(dst, b []byte, at int) []byte {
 	}
 }
 
-// packName appends the form in messages of a text that appendName could have written. ok is false for other texts.
+// packName appends a name in the encoding of DNS messages. text must be in the form that appendName writes; otherwise
+// ok is false.
 func packName(dst []byte, text string) (out []byte, ok bool) {
 	if text == "." {
 		return append(dst, 0), true
 	}
 	begin := len(dst)
-	length := len(dst) // of the length byte of the current label
+	length := len(dst) // position of the length byte of the current label
 	dst = append(dst, 0)
 	for i := 0; i < len(text); i++ {
 		c := text[i]
@@ -159,11 +161,11 @@ func packName(dst []byte, text string) (out []byte, ok bool) {
 		}
 		dst = append(dst, c)
 	}
-	// The text must end with a dot: then the last length byte is the root label.
+	// The text must end with a dot, so that the last length byte is the root label.
 	return dst, length == len(dst)-1 && len(dst)-begin > 1 && len(dst)-begin <= maxName
 }
 
-// sameName reports whether two valid names are equal, whatever the case of their letters.
+// sameName reports whether two valid names are equal, ignoring the case of letters.
 func sameName(b []byte, x, y int) bool {
 	if x == y {
 		return true
@@ -178,7 +180,7 @@ func sameName(b []byte, x, y int) bool {
 		if len(p) == 0 {
 			return true
 		}
-		// Names that end with a pointer to the same place are equal from there on.
+		// From the same position on, both names have the same rest.
 		if lx.at == ly.at {
 			return equalFold(p, q)
 		}
@@ -197,7 +199,7 @@ func equalFold(p, q []byte) bool {
 	return true
 }
 
-// hashName returns a hash of a valid name, which does not depend on the case of its letters (FNV-1a).
+// hashName returns a hash (FNV-1a) of a valid name that ignores the case of letters.
 func hashName(b []byte, at int) uint64 {
 	h := uint64(14695981039346656037)
 	l := newLabels(b, at)

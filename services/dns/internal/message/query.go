@@ -8,7 +8,7 @@ import (
 	"errors"
 )
 
-// Query is a query that was read. Use it again for the next message: this saves memory.
+// Query is a parsed query. Reusing it for the next message saves memory.
 type Query struct {
 	ID          uint16
 	Type, Class uint16
@@ -16,16 +16,17 @@ type Query struct {
 	name  []byte // text
 	flags uint16
 	edns  edns
-	// question is the question in the message, or empty if it cannot be read. It refers to the message.
+	// question is the question in the message; empty if it cannot be parsed. It refers to the bytes of the message.
 	question []byte
-	header   bool // the header could be read, so an answer can be made
+	header   bool // the header could be parsed, so an answer is possible
 }
 
-// Name returns the name of the question: in lower case, with a final dot. A byte that cannot be part of a host name's
-// text is written as \DDD. The slice is valid until the next Read.
+// Name returns the name in the question, in lower case and with a final dot. A byte that cannot be part of a host
+// name is written as \DDD. The slice is valid until the next Read.
 func (q *Query) Name() []byte { return q.name }
 
-// Read reads a query. After an error, AppendAnswer can still make the answer that Reply names.
+// Read parses a query. After an error, Reply returns whether the query gets an error answer, which AppendAnswer can
+// build.
 func (q *Query) Read(b []byte) error {
 	*q = Query{name: q.name[:0]}
 	if len(b) < headerSize {
@@ -72,7 +73,8 @@ func (q *Query) Read(b []byte) error {
 	return nil
 }
 
-// Reply returns the result for a query that Read refused with an error. ok is false if it must not be answered.
+// Reply returns the result code for a query for which Read returned an error. ok is false if the query must not be
+// answered.
 func (q *Query) Reply(err error) (code RCode, ok bool) {
 	switch {
 	case !q.header:
@@ -84,21 +86,22 @@ func (q *Query) Reply(err error) (code RCode, ok bool) {
 	}
 }
 
-// udpSize is the size of messages that made answers offer in EDNS: it fits into every path without fragments.
+// udpSize is the maximum message size that error answers announce in EDNS. Messages of this size need no
+// fragmentation on common paths.
 const udpSize = 1232
 
-// negativeTTL is how long a client may remember a name as missing, in seconds. It is short, because a change of the
-// rules should have effect soon.
+// negativeTTL is the number of seconds for which a client may cache that a name does not exist. It is short, so that
+// a change of the rules takes effect soon.
 const negativeTTL = 5
 
-// AppendAnswer appends an answer to the query that was read last, as its server would send it: with the ID, the
-// question, the flags RD and CD and the version of EDNS of the query. zone is the zone of the SOA record of an answer
-// NXDomain, which is needed for the answer to be remembered; without a valid zone it has no such record.
+// AppendAnswer appends an answer to the last query, in the form that the server would use: with the ID, the question,
+// the flags RD and CD and the EDNS version of the query. zone is the zone of the SOA record in an NXDomain answer.
+// Clients cache the answer only if it has this record, which is omitted if zone is not valid.
 func (q *Query) AppendAnswer(dst []byte, code RCode, zone string) []byte {
 	begin := len(dst)
 	flags := flagQR | q.flags&(opcodeMask|flagRD|flagCD) | uint16(code)
 	if q.flags&flagRD != 0 {
-		flags |= flagRA // resolvers warn of, and some avoid, servers that do not offer recursion
+		flags |= flagRA // resolvers warn about servers without recursion, and some avoid them
 	}
 	dst = binary.BigEndian.AppendUint16(dst, q.ID)
 	dst = binary.BigEndian.AppendUint16(dst, flags)
@@ -138,7 +141,7 @@ func appendSOA(dst []byte, zone string) (out []byte, ok bool) {
 	dst = binary.BigEndian.AppendUint32(dst, negativeTTL)
 	length := len(dst)
 	dst = append(dst, 0, 0)
-	const server = "\x06sluice\x07invalid\x00" // RFC 6761 keeps this domain free
+	const server = "\x06sluice\x07invalid\x00" // RFC 6761 reserves this domain
 	dst = append(dst, server+server...)
 	for _, v := range []uint32{1, 3600, 600, 86400, negativeTTL} { // serial, refresh, retry, expire, minimum
 		dst = binary.BigEndian.AppendUint32(dst, v)

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/model/dnsname"
 )
 
-// Refusal is an address that was not learned.
+// Refusal is an address that was not learned, with the reason.
 type Refusal struct {
 	Pair
 	Reason Reason
@@ -20,7 +20,7 @@ type Refusal struct {
 	Time   time.Time
 }
 
-// refusals keeps the last refused addresses, each pair once.
+// refusals keeps the most recent refused addresses. Each pair of name and address occurs once.
 type refusals struct {
 	ring  []Refusal
 	next  int
@@ -33,7 +33,7 @@ func (r *refusals) add(x Refusal) {
 		r.ring[i] = x
 		return
 	}
-	x.Name = strings.Clone(x.Name) // the caller may have it in a buffer
+	x.Name = strings.Clone(x.Name) // the text may be in a buffer of the caller
 	if r.index == nil {
 		r.index = make(map[Pair]int)
 	}
@@ -52,8 +52,8 @@ func (r *refusals) add(x Refusal) {
 type Entry struct {
 	Addr     netip.Addr
 	Expires  time.Time
-	Enforced time.Time // until when sluice-policy enforces it by an answer; zero: not known
-	Payer    Asker     // the pod to whose share it counts; endpoint 0: none
+	Enforced time.Time // until when sluice-policy enforces the address because of an answer; zero: unknown
+	Payer    Asker     // the pod to whose share the address counts; endpoint 0: no pod
 }
 
 // Name is a listed name.
@@ -63,10 +63,11 @@ type Name struct {
 	Entries []Entry  // sorted
 	Payer   Asker
 
-	filed bool // the file could have it before TakeChanges
+	filed bool // the file may have had the name before TakeChanges
 }
 
-// List returns copies of the names whose texts match and have the address, if it is valid, sorted by name.
+// List returns copies of the names for whose texts match returns true, sorted by name. If has is valid, it returns
+// only names with this address.
 func (t *Table) List(match func(name string) bool, has netip.Addr, now time.Time) []Name {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -121,7 +122,7 @@ func (t *Table) asker(endpoint uint32) Asker {
 	return Asker{Endpoint: endpoint, Tenant: t.shares.Tenant(endpoint)}
 }
 
-// Refusals returns the addresses of a name in any namespace that were not learned lately, latest first, except
+// Refusals returns the addresses of a name that recently were not learned, in any namespace, latest first. It omits
 // addresses that the table has now.
 func (t *Table) Refusals(name string) []Refusal {
 	t.mu.Lock()
@@ -140,7 +141,8 @@ func (t *Table) Refusals(name string) []Refusal {
 	return out
 }
 
-// Delete removes the names that match, or only one address of them if it is valid. It returns the removed addresses.
+// Delete removes the names for which match returns true, or, if only is valid, only this address from each of them.
+// It returns the removed addresses.
 func (t *Table) Delete(match func(name string) bool, only netip.Addr, now time.Time) []Pair {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -161,7 +163,7 @@ func (t *Table) Delete(match func(name string) bool, only netip.Addr, now time.T
 	return out
 }
 
-// Would returns the result that Delete would have.
+// Would returns the result that Delete would return, without removing anything.
 func (t *Table) Would(match func(name string) bool, only netip.Addr, now time.Time) (out []Pair) {
 	for _, n := range t.List(match, only, now) {
 		for _, e := range n.Entries {
@@ -187,14 +189,15 @@ func (t *Table) Remove(text string, addr netip.Addr, now time.Time) {
 	}
 }
 
-// Share is the use of a bound by one endpoint.
+// Share is the part of a limit that one endpoint uses.
 type Share struct {
 	Asker
 	Names, Addresses                   int
 	NamesGuarantee, AddressesGuarantee int
 }
 
-// Shares returns the use of the bounds by endpoint, sorted. Endpoint 0 has what no pod pays for.
+// Shares returns the use of the limits by endpoint, sorted. Endpoint 0 stands for names and addresses that no pod
+// pays for.
 func (t *Table) Shares() []Share {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -209,8 +212,8 @@ func (t *Table) Shares() []Share {
 	return out
 }
 
-// TakeChanges returns the records of the names that changed since the last call, and the names that do not exist any
-// more.
+// TakeChanges returns the records of the names that have changed since the last call, and the names that were
+// removed.
 func (t *Table) TakeChanges() (records []Name, gone []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -227,7 +230,7 @@ func (t *Table) TakeChanges() (records []Name, gone []string) {
 	return records, gone
 }
 
-// Changed notes the names of a call of TakeChanges again, because they could not be stored.
+// Changed marks the names of a call of TakeChanges as changed again, because they could not be stored.
 func (t *Table) Changed(records []Name, gone []string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -239,7 +242,7 @@ func (t *Table) Changed(records []Name, gone []string) {
 		case filed:
 			t.changed[text] = true
 		default:
-			delete(t.changed, text) // it has gone since
+			delete(t.changed, text) // the name was removed since
 		}
 	}
 	for i := range records {
@@ -250,18 +253,18 @@ func (t *Table) Changed(records []Name, gone []string) {
 	}
 }
 
-// Restore adds stored records, as far as the limits allow. It is not known yet which of them sluice-policy enforces.
-// Restore returns the number of addresses that are left out.
+// Restore adds stored records as far as the limits allow. It marks their addresses as not known to be enforced by
+// sluice-policy. It returns the number of omitted addresses.
 func (t *Table) Restore(records []Name, now time.Time) (omitted int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, r := range records {
 		n := &name{text: r.Name, payer: r.Payer.Endpoint, index: -1, filed: true}
 		for _, e := range r.Entries {
-			// The wall clock may have been ahead when the address was learned.
+			// The wall clock may have been ahead when the address was learned, so limit the TTL.
 			left := min(e.Expires.Sub(now), MaxTTL)
 			if left <= 0 {
-				continue // the change is stored below: the name is written without it
+				continue // the record below is stored without this address
 			}
 			if len(n.entries) >= MaxPerName || t.shares.Missing(ofAddresses, 1) > 0 || t.shares.Missing(ofNames, 1) > 0 ||
 				t.exclusions.Reason(e.Addr) != Learned {
@@ -292,7 +295,7 @@ func (t *Table) Restore(records []Name, now time.Time) (omitted int) {
 	return omitted
 }
 
-// restorePayer makes a pod pay for one stored name or address.
+// restorePayer charges one stored name or address to a pod.
 func (t *Table) restorePayer(by Asker, limit int) {
 	t.shares.Open(by.Endpoint, by.Tenant)
 	t.shares.Charge(by.Endpoint, limit, 1)

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package names implements the table of the names that answers have taught, with their addresses.
+// Package names implements the table of learned DNS names and their addresses.
 //
 // The table decides which addresses of an answer are learned: no special addresses, such as loopback, and not more
-// than the share of the pod that asked. It knows until when sluice-policy enforces each address, so that an answer is
-// held only if the kernel does not have its addresses yet. sluice-policy keeps the names by which it evaluates
-// connections; nothing that this table forgets closes a subject.
+// than the share of the pod that asked. It records until when sluice-policy enforces each address, so that an answer
+// is held only if the kernel does not have its addresses yet. sluice-policy has its own table, by which it evaluates
+// connections. So an address that this table drops stays allowed.
 //
-// An address stays for its TTL, at least a minute. Which connections use it is known to sluice-policy alone, which
-// keeps it longer.
+// An address stays in this table for its TTL, at least for a minute. sluice-policy keeps it longer if connections use
+// it, which only sluice-policy knows.
 package names
 
 import (
@@ -43,20 +43,20 @@ const maxRefusals = 1024
 // Limits are fixed for the lifetime of a table.
 type Limits struct {
 	Names     int
-	Addresses int // of all names together
+	Addresses int // addresses of all names together
 }
 
-// Asker is the pod whose query was answered, and pays for what the answer teaches.
+// Asker is the pod whose DNS query was answered. The learned addresses count for its share.
 type Asker struct {
 	Endpoint uint32 // number of the endpoint on this node; not 0
-	Tenant   string // of its namespace, as package shares writes it
-	// Namespace is the namespace of the pod, and of the pods that may use what the answer teaches; empty without
-	// one. The table does not store it for askers that pay, and neither Identity.
+	Tenant   string // tenant of its namespace, in the form of package shares
+	// Namespace is the namespace of the pod, whose pods may use the learned addresses; empty if there is none. The
+	// table stores neither Namespace nor Identity of the pods that pay.
 	Namespace string
-	Identity  uint32 // 0: not known
+	Identity  uint32 // 0: unknown
 }
 
-// unpaid is the endpoint that pays for what pods taught that do not exist any more, and for what root taught.
+// unpaid is the endpoint that pays for addresses which were learned by pods that no longer exist, or by root.
 const unpaid = 0
 
 // The limits that pods share, as package podshares numbers them.
@@ -77,20 +77,21 @@ type Pair struct {
 	Addr netip.Addr
 }
 
-// Result tells the caller of Learn what it must do. With the zero value the answer can be released.
+// Result tells the caller of Learn what to do. With the zero value, the caller can release the answer.
 type Result struct {
-	// Enforce lists the addresses that sluice-policy must learn before the answer is released. Call Enforced afterwards.
+	// Enforce lists the addresses that sluice-policy must learn before the answer is released. When it has, the
+	// caller must call Enforced.
 	Enforce []Address
 	// Refused is the number of addresses that were not learned.
 	Refused int
-	// Evicted lists valid addresses that other pods above their guarantee lost. sluice-policy should forget them, so
-	// that it has the space, too.
+	// Evicted lists valid addresses that were taken from other pods above their guarantee. The caller should make
+	// sluice-policy remove them, to free capacity there, too.
 	Evicted []Pair
 }
 
 // Table holds names and their addresses. It is safe for concurrent use.
 type Table struct {
-	base time.Time // times in the table are whole seconds after it, by the monotonic clock
+	base time.Time // times in the table are whole seconds since base, by the monotonic clock
 
 	mu         sync.Mutex
 	exclusions *Exclusions         // guarded by mu
@@ -98,21 +99,21 @@ type Table struct {
 	expiring   expiring            // guarded by mu
 	shares     *podshares.Accounts // guarded by mu
 	refusals   refusals            // guarded by mu
-	// changed contains the names that TakeChanges has not returned, and whether the file may have them. Names that came
-	// and went meanwhile are not in it: while nothing can be written, it must not grow beyond the names of the table and
-	// of the file.
+	// changed contains the changed names that TakeChanges has not returned yet; the value tells whether the file may
+	// have the name. A name that was added and removed in the meantime is not in it. So even while nothing can be
+	// written, it has no more names than the table and the file.
 	changed map[string]bool // guarded by mu
 }
 
-// name is one name. Its addresses take 32 bytes each and contain no pointer, because there may be many.
+// name is one name. There may be many addresses, so each needs only 32 bytes and contains no pointer.
 type name struct {
 	text    string
 	chain   string // targets of the CNAME records of the last answer, each with its final dot, separated by spaces
 	payer   uint32
 	first   uint32  // when its first address expires
-	index   int     // in the heap
+	index   int     // index in the heap
 	dirty   bool    // Learn changed it
-	filed   bool    // the file may have it
+	filed   bool    // the file may have the name
 	entries []entry // sorted by address
 }
 
@@ -120,7 +121,7 @@ type entry struct {
 	addr     [16]byte
 	payer    uint32
 	expires  uint32
-	enforced uint32 // until when sluice-policy enforces it; 0: not known
+	enforced uint32 // until when sluice-policy enforces the address; 0: unknown
 }
 
 // New returns an empty table.
@@ -131,7 +132,7 @@ func New(l Limits, now time.Time) *Table {
 	}
 }
 
-// at returns a time in the table. Second 0 is never used, so that 0 means that a time is not known.
+// at converts a time to the form in the table. It never returns 0, which means that a time is unknown.
 func (t *Table) at(now time.Time) uint32 {
 	return uint32(max(1, now.Sub(t.base)/time.Second+1)) //nolint:gosec // 136 years
 }
@@ -147,9 +148,9 @@ func (t *Table) Len() (names, addresses int) {
 	return t.shares.Total(ofNames), t.shares.Total(ofAddresses)
 }
 
-// Learn stores the addresses of an answer to a query of a pod. chain are the targets of the CNAME records from the name
-// to its addresses. Learn allocates no memory if the table has the addresses already. It does not keep the text of the
-// name, which may be in a buffer of the caller.
+// Learn stores the addresses of an answer to a query of a pod. chain contains the targets of the CNAME records from
+// the name to its addresses. If the table has the addresses already, Learn allocates no memory. It copies the text of
+// the name, which may be in a buffer of the caller.
 func (t *Table) Learn(by Asker, text string, chain []string, addrs []Address, now time.Time) (out Result) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -183,7 +184,7 @@ func (t *Table) Learn(by Asker, text string, chain []string, addrs []Address, no
 	return out
 }
 
-// learn stores one address. It returns the name, which it may have created or, to free capacity, removed.
+// learn stores one address. It returns the name. It may have created the name, or removed it to free capacity.
 func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out *Result) (*name, Reason) {
 	ttl := uint32(bound(a.TTL) / time.Second)
 	key := a.Addr.As16()
@@ -204,7 +205,7 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 		if !t.admit(by.Endpoint, ofAddresses, now, out) {
 			return t.kept(n), AddressesShare
 		}
-		if t.names[text] != n { // it lost its last address, which freed the capacity
+		if t.names[text] != n { // the name lost its last address to free capacity
 			n = t.create(by, text)
 		}
 		i, _ = n.find(key)
@@ -222,15 +223,16 @@ func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out
 	return n, Learned
 }
 
-// slack is the longest time, in seconds, by which an address may expire in sluice-policy before it does in a client.
-// sluice-policy keeps an address longer than its TTL, by names.grace.
+// slack is the maximum number of seconds by which an address may expire in sluice-policy before it expires in a
+// client. sluice-policy covers this time, because it keeps an address for names.grace after its TTL.
 const slack = 300
 
-// renewal returns until when an address must be enforced, so that an answer with this TTL need not wait.
+// renewal returns until when an address must already be enforced so that an answer with this TTL need not wait.
 func renewal(now, ttl uint32) uint32 { return now + ttl - min(ttl/2, slack) }
 
-// yield removes an address of a full name, so that a pod cannot take the name from others: of the pod that pays for
-// most of them, the address that expires first. It returns false if the asker pays for about as many.
+// yield removes an address of a name that has the maximum number of addresses, so that one pod cannot fill a name. It
+// takes the address that expires first from the pod that pays for most of them. It returns false if the asker pays
+// for about as many.
 func (t *Table) yield(asker uint32, n *name, now uint32, out *Result) bool {
 	paid := make(map[uint32]int)
 	for i := range n.entries {
@@ -257,7 +259,7 @@ func (t *Table) yield(asker uint32, n *name, now uint32, out *Result) bool {
 
 // create adds a name without addresses.
 func (t *Table) create(by Asker, text string) *name {
-	text = strings.Clone(text) // the caller may have it in a buffer
+	text = strings.Clone(text) // the text may be in a buffer of the caller
 	n := &name{text: text, payer: by.Endpoint, index: -1, filed: t.changed[text]}
 	t.names[text] = n
 	t.shares.Charge(by.Endpoint, ofNames, 1)
@@ -272,8 +274,8 @@ func (t *Table) kept(n *name) *name {
 	return nil
 }
 
-// pay charges an address and its name to another pod that uses them, if they fit into that pod's guarantee. So a name
-// that quiet pods use is not lost because the pod that asked first asks for too much.
+// pay charges an address and its name to another pod that uses them, if they fit into the guarantee of this pod. So a
+// name that modest pods use is not evicted because the pod that asked first exceeds its share.
 func (t *Table) pay(endpoint uint32, n *name, e *entry) {
 	if e.payer != endpoint && t.shares.Within(endpoint, ofAddresses, 1) {
 		t.move(&e.payer, endpoint, ofAddresses)
@@ -290,7 +292,7 @@ func (t *Table) move(payer *uint32, to uint32, bound int) {
 	*payer = to
 }
 
-// admit reports whether an endpoint may add a name or an address, and frees the capacity for it.
+// admit reports whether an endpoint may add a name or an address. It frees capacity if needed.
 func (t *Table) admit(endpoint uint32, bound int, now uint32, out *Result) bool {
 	if !t.shares.Admits(endpoint, bound, 1) {
 		return false
@@ -298,11 +300,11 @@ func (t *Table) admit(endpoint uint32, bound int, now uint32, out *Result) bool 
 	if t.shares.Missing(bound, 1) == 0 {
 		return true
 	}
-	// The endpoint is within its guarantee, so another one is above its own.
+	// The endpoint is within its guarantee, so another endpoint must be above its own.
 	return t.evict(bound, now, out)
 }
 
-// evict removes what ends first of the endpoint that is furthest above its guarantee.
+// evict removes the name or address that ends first, from the endpoint that is furthest above its guarantee.
 func (t *Table) evict(bound int, now uint32, out *Result) bool {
 	victim, count := t.shares.Victim(bound, 1)
 	if count == 0 {
@@ -354,7 +356,7 @@ type candidate struct {
 	at   uint32
 }
 
-// soonest is a heap of the candidates that end first; its root ends last of them.
+// soonest is a heap of the candidates that end first. Its root is the candidate among them that ends last.
 type soonest []candidate
 
 func (s soonest) Len() int           { return len(s) }
@@ -377,8 +379,8 @@ func (s *soonest) add(c candidate, most int) {
 	}
 }
 
-// remove removes an address, and its name if it was the last one. out is nil if sluice-policy need not know. The caller
-// calls order afterwards.
+// remove removes an address, and the name if it has no other address. out is nil if sluice-policy need not remove the
+// address. The caller must call order afterwards.
 func (t *Table) remove(n *name, i int, now uint32, out *Result) {
 	e := n.entries[i]
 	if out != nil && e.enforced > now {
@@ -396,7 +398,7 @@ func (t *Table) remove(n *name, i int, now uint32, out *Result) {
 	}
 }
 
-// find returns the position of an address, or where it belongs.
+// find returns the position of an address, or the position at which it would be inserted.
 func (n *name) find(key [16]byte) (i int, known bool) {
 	return slices.BinarySearchFunc(n.entries, key, func(e entry, key [16]byte) int {
 		return bytes.Compare(e.addr[:], key[:])
@@ -405,7 +407,7 @@ func (n *name) find(key [16]byte) (i int, known bool) {
 
 func addrOf(a [16]byte) netip.Addr { return netip.AddrFrom16(a).Unmap() }
 
-// noteChain stores the chain of the last answer, as far as its text fits.
+// noteChain stores the chain of the last answer, as much of it as fits.
 func (t *Table) noteChain(n *name, chain []string) {
 	size := 0
 	for i, c := range chain {
@@ -428,7 +430,7 @@ func (t *Table) noteChain(n *name, chain []string) {
 	t.change(n)
 }
 
-// sameChain compares without allocating memory, because most answers repeat the chain of the answer before.
+// sameChain compares without allocating memory. Most answers repeat the chain of the previous answer.
 func sameChain(text string, chain []string) bool {
 	for i, c := range chain {
 		if i > 0 {
@@ -445,7 +447,7 @@ func sameChain(text string, chain []string) bool {
 	return text == ""
 }
 
-// Enforced notes that sluice-policy enforces the addresses of a name for their TTL. enforce is Result.Enforce, or a
+// Enforced records that sluice-policy enforces the addresses of a name for their TTL. enforce is Result.Enforce, or a
 // part of it.
 func (t *Table) Enforced(text string, enforce []Address, now time.Time) {
 	t.mu.Lock()
@@ -464,7 +466,7 @@ func (t *Table) Enforced(text string, enforce []Address, now time.Time) {
 	}
 }
 
-// Missing returns the addresses that sluice-policy must still learn, as Learn would.
+// Missing returns the addresses that sluice-policy must still learn, by the same rule as Learn.
 func (t *Table) Missing(text string, addrs []Address, now time.Time) (missing []Address) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -483,12 +485,12 @@ func (t *Table) Missing(text string, addrs []Address, now time.Time) (missing []
 	return missing
 }
 
-// NotEnforced notes addresses that sluice-policy could not learn, for explanations.
+// NotEnforced records addresses that sluice-policy could not learn, for explanations.
 func (t *Table) NotEnforced(by Asker, text string, addrs []Address, now time.Time) {
 	t.Refuse(by, text, addrs, NotEnforced, now)
 }
 
-// Refuse notes addresses that were not learned, for explanations.
+// Refuse records addresses that were not learned, for explanations.
 func (t *Table) Refuse(by Asker, text string, addrs []Address, why Reason, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -497,8 +499,8 @@ func (t *Table) Refuse(by Asker, text string, addrs []Address, why Reason, now t
 	}
 }
 
-// Unenforced notes that it is not known any more what sluice-policy enforces, because it has restarted with another
-// state. The next answer of each name teaches its addresses again.
+// Unenforced records that sluice-policy has restarted with another state, so that it is unknown which addresses it
+// enforces. The next answer for each name makes sluice-policy learn its addresses again.
 func (t *Table) Unenforced() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -509,8 +511,8 @@ func (t *Table) Unenforced() {
 	}
 }
 
-// Exclude sets the addresses that are never learned, and removes those that the table has. It returns the removed
-// addresses that sluice-policy enforces.
+// Exclude sets the addresses that are never learned, and removes these addresses from the table. It returns the
+// removed addresses that sluice-policy enforces.
 func (t *Table) Exclude(x *Exclusions, now time.Time) []Pair {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -527,8 +529,7 @@ func (t *Table) Exclude(x *Exclusions, now time.Time) []Pair {
 	return out.Evicted
 }
 
-// Leave notes that an endpoint does not exist any more. Its names and addresses stay for their TTL, and are the first
-// to be evicted.
+// Leave records that an endpoint no longer exists. Its names and addresses stay for their TTL, and are evicted first.
 func (t *Table) Leave(endpoint uint32) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -549,7 +550,7 @@ func (t *Table) Leave(endpoint uint32) {
 	}
 }
 
-// Expire removes the addresses whose time is over. It returns when to call it again; zero: nothing will expire.
+// Expire removes expired addresses. It returns the time of the next call; zero: nothing will expire.
 func (t *Table) Expire(now time.Time) (wake time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -573,10 +574,10 @@ func (t *Table) expire(now time.Time) {
 	}
 }
 
-// change notes that the record of a name changed.
+// change records that the record of a name has changed.
 func (t *Table) change(n *name) { t.changed[n.text] = n.filed }
 
-// order puts a name into its place of the heap, or out of it if it has no address any more.
+// order moves a name to its position in the heap, or removes it from the heap if it has no address left.
 func (t *Table) order(n *name) {
 	first := uint32(0)
 	for i := range n.entries {

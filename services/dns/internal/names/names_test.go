@@ -17,7 +17,7 @@ import (
 
 var start = time.Unix(1_700_000_000, 0)
 
-// clocked is a table with a clock that the test sets.
+// clocked is a table whose clock the test controls.
 type clocked struct {
 	*Table
 	now time.Time
@@ -27,7 +27,7 @@ func newTable(names, addresses int) *clocked {
 	return &clocked{New(Limits{names, addresses}, start), start}
 }
 
-// web is a pod that asks for little.
+// web is a pod that uses little of the table.
 var web = Asker{Endpoint: 1, Tenant: "namespace shop"}
 
 func addr(i int) netip.Addr {
@@ -72,7 +72,7 @@ func TestAddressesStayForTheirTTL(t *testing.T) {
 	}
 	c.after(30 * time.Second)
 	c.learn(web, "a.", time.Second, 1) // longer
-	c.learn(web, "a.", time.Second, 2) // a shorter TTL takes nothing away
+	c.learn(web, "a.", time.Second, 2) // a shorter TTL does not shorten the time
 	if got := c.text(); got != "a.=20.0.0.1/1m0s a.=20.0.0.2/1m30s b.=20.0.0.1/167h59m30s" {
 		t.Fatal(got)
 	}
@@ -184,7 +184,7 @@ func TestAddressesOfTheClusterAreNeverLearned(t *testing.T) {
 		}
 		c.after(time.Second)
 	}
-	// An address that becomes one of the cluster is removed.
+	// An address that later belongs to the cluster is removed.
 	c.enforced("a.", Result{Enforce: []Address{{netip.MustParseAddr("203.0.113.7"), time.Minute}}})
 	x = NewExclusions(map[Reason][]netip.Prefix{Cluster: {netip.MustParsePrefix("203.0.113.0/24")}})
 	if gone := c.Exclude(x, c.now); len(gone) != 1 || gone[0].Addr.String() != "203.0.113.7" {
@@ -205,8 +205,8 @@ func TestAddressesOfOneNameAreBounded(t *testing.T) {
 	}
 }
 
-// TestOnePodDoesNotTakeANameFromOthers: a pod with all addresses of a name gives up addresses for another pod, until
-// both have as many.
+// TestOnePodDoesNotTakeANameFromOthers: a pod has all addresses that a name may have. When another pod learns
+// addresses of the name, the first pod loses addresses until both have equally many.
 func TestOnePodDoesNotTakeANameFromOthers(t *testing.T) {
 	c := newTable(10, 10*MaxPerName)
 	noisy, quiet := Asker{Endpoint: 9, Tenant: "namespace noisy"}, Asker{Endpoint: 10, Tenant: "namespace quiet"}
@@ -229,7 +229,8 @@ func TestOnePodDoesNotTakeANameFromOthers(t *testing.T) {
 	}
 }
 
-// TestLongAnswersAreTaughtAgainInTime: clients keep an address for its whole TTL, and sluice-policy must do so, too.
+// TestLongAnswersAreTaughtAgainInTime: clients use an address for its whole TTL. So sluice-policy must enforce it as
+// long.
 func TestLongAnswersAreTaughtAgainInTime(t *testing.T) {
 	c := newTable(10, 10)
 	c.enforced("a.", c.learn(web, "a.", 2*time.Hour, 1))
@@ -243,7 +244,8 @@ func TestLongAnswersAreTaughtAgainInTime(t *testing.T) {
 	}
 }
 
-// TestPodAboveItsGuaranteeIsRefusedFirst fills the table by one pod, and then by others.
+// TestPodAboveItsGuaranteeIsRefusedFirst: one pod fills the table. When other pods learn addresses, the pod above its
+// guarantee loses its addresses.
 func TestPodAboveItsGuaranteeIsRefusedFirst(t *testing.T) {
 	for what, limit := range map[string][2]int{"names": {64, 1000}, "addresses": {1000, 64}} {
 		t.Run(what, func(t *testing.T) {
@@ -254,7 +256,7 @@ func TestPodAboveItsGuaranteeIsRefusedFirst(t *testing.T) {
 				c.enforced(fmt.Sprintf("%d.%d.", by.Endpoint, i), r)
 				return r
 			}
-			// Alone it may use everything.
+			// A single pod may use the whole table.
 			for i := range 64 {
 				if r := mine(greedy, i); r.Refused != 0 {
 					t.Fatalf("place %d: %+v", i, r)
@@ -264,7 +266,8 @@ func TestPodAboveItsGuaranteeIsRefusedFirst(t *testing.T) {
 			if r := mine(greedy, 64); r.Refused != 1 || len(r.Evicted) != 0 {
 				t.Fatalf("beyond the bound: %+v", r)
 			}
-			// Another tenant is guaranteed 1/(2*2) of the bound, and takes it from the greedy pod: what ends first.
+			// A pod of another tenant is guaranteed 1/(2*2) of the limit. It takes this from the greedy pod, which
+			// loses what ends first.
 			evicted := 0
 			for i := range 16 {
 				r := mine(web, i)
@@ -284,7 +287,8 @@ func TestPodAboveItsGuaranteeIsRefusedFirst(t *testing.T) {
 			if r := mine(web, 16); r.Refused != 1 {
 				t.Errorf("above the guarantee of a full table: %+v", r)
 			}
-			// A second pod of the greedy tenant takes nothing from web: the guarantee of its tenant is divided.
+			// A second pod of the greedy tenant takes nothing from web, because the two pods divide the guarantee of
+			// their tenant.
 			for i := range 20 {
 				if r := mine(other, i); (r.Refused == 0) != (i < 8) {
 					t.Errorf("second pod, place %d: %+v", i, r)
@@ -311,7 +315,7 @@ func TestNameThatAQuietPodUsesIsNotLostWithTheGreedyOne(t *testing.T) {
 	for i := range 15 {
 		c.learn(greedy, fmt.Sprintf("x%d.", i), time.Hour, 100+i)
 	}
-	c.learn(web, "shared.", time.Minute, 1) // now it counts for web
+	c.learn(web, "shared.", time.Minute, 1) // now the address counts for web
 	for i := range 3 {
 		if r := c.learn(web, fmt.Sprintf("w%d.", i), time.Minute, 200+i); r.Refused != 0 {
 			t.Fatalf("%d: %+v", i, r)
@@ -340,8 +344,8 @@ func TestAddressesOfPodsThatAreGoneMakeRoomFirst(t *testing.T) {
 	}
 }
 
-// TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted: a name is evicted that another pod pays for, but whose only
-// address the asker pays for.
+// TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted: a name is evicted for which another pod pays. The asker pays
+// for the only address of the name.
 func TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted(t *testing.T) {
 	c := newTable(8, 100)
 	noisy := Asker{Endpoint: 2, Tenant: "namespace noisy"}
@@ -367,7 +371,8 @@ func TestAskerKeepsItsAccountWhenItsOnlyAddressIsEvicted(t *testing.T) {
 	}
 }
 
-// TestNamesThatCouldNotBeWrittenAreBounded: while nothing can be written, names are learned and expire.
+// TestNamesThatCouldNotBeWrittenAreBounded: names are learned and expire while nothing can be written. The list of
+// changed names stays small.
 func TestNamesThatCouldNotBeWrittenAreBounded(t *testing.T) {
 	const size = 100
 	c := newTable(size, size)
@@ -388,7 +393,7 @@ func TestNamesThatCouldNotBeWrittenAreBounded(t *testing.T) {
 	}
 	c.after(time.Hour)
 	c.Expire(c.now)
-	c.learn(web, "filed.", time.Minute, 0) // comes back, and goes
+	c.learn(web, "filed.", time.Minute, 0) // is added again, and removed
 	c.after(time.Hour)
 	c.Expire(c.now)
 	if records, gone := c.TakeChanges(); len(records) != 0 || !slices.Equal(gone, []string{"filed."}) {
@@ -396,7 +401,7 @@ func TestNamesThatCouldNotBeWrittenAreBounded(t *testing.T) {
 	}
 }
 
-// TestCountsAreThoseOfTheContent learns and removes at random, and counts again.
+// TestCountsAreThoseOfTheContent learns and removes addresses at random, and compares the counts with the content.
 func TestCountsAreThoseOfTheContent(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -531,7 +536,7 @@ func TestRefusalsAreBounded(t *testing.T) {
 	}
 }
 
-// BenchmarkKnownAnswer learns 8 addresses that the table has, in a full table.
+// BenchmarkKnownAnswer learns 8 addresses that a full table has already.
 func BenchmarkKnownAnswer(b *testing.B) {
 	c := newTable(16_384, 262_144)
 	for i := range 16_384 {
@@ -548,7 +553,7 @@ func BenchmarkKnownAnswer(b *testing.B) {
 	}
 }
 
-// BenchmarkGreedyPods has a full table, half of which one pod must give up.
+// BenchmarkGreedyPods starts with a full table, half of which one pod must give up.
 func BenchmarkGreedyPods(b *testing.B) {
 	fill := func() *clocked {
 		c := newTable(16_384, 262_144)

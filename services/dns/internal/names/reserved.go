@@ -7,42 +7,42 @@ import (
 	"net/netip"
 )
 
-// Reason is why an address was not learned.
+// Reason is the reason for which an address was not learned.
 type Reason uint8
 
 // The reasons.
 const (
 	Learned Reason = iota // it was learned
-	// Special addresses belong to no server outside: unspecified, loopback, link-local, multicast, broadcast.
+	// Special addresses belong to no external server: unspecified, loopback, link-local, multicast, broadcast.
 	Special
-	// Cluster addresses belong to a node, a pod, the API server or a range of pods. Policies name these by labels and
-	// entities.
+	// Cluster addresses belong to a node, a pod, the API server or a range of pods. Policies select these by labels
+	// and entities.
 	Cluster
 	// Configured addresses are in the setting neverLearn.
 	Configured
-	// NameFull means that the name has as many valid addresses as a name may have.
+	// NameFull means that the name has the maximum number of valid addresses.
 	NameFull
-	// NamesShare means that the table has no place for the name: the pod is above its guarantee.
+	// NamesShare means that the table has no capacity for the name: the pod is above its guarantee.
 	NamesShare
-	// AddressesShare means that the table has no place for the address: the pod is above its guarantee.
+	// AddressesShare means that the table has no capacity for the address: the pod is above its guarantee.
 	AddressesShare
-	// Server means that the answering server may not teach (setting learnFrom).
+	// Server means that no addresses are learned from the server that answered (setting learnFrom).
 	Server
 	// NotSelected means that no rule of the pod that asked selects the name.
 	NotSelected
-	// NotEnforced means that sluice-policy had no place for the address, or did not answer in time.
+	// NotEnforced means that sluice-policy had no capacity for the address, or did not answer in time.
 	NotEnforced
 )
 
-// special lists prefixes in addition to the ones that package netip knows.
+// special lists prefixes in addition to the classes that package netip knows.
 var special = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"),          // this network: Linux connects to itself by 0.0.0.0
+	netip.MustParsePrefix("0.0.0.0/8"),          // "this network": on Linux, 0.0.0.0 reaches the local host
 	netip.MustParsePrefix("255.255.255.255/32"), // broadcast
 	netip.MustParsePrefix("::/96"),              // deprecated form with an IPv4 address; contains :: and ::1
 	netip.MustParsePrefix("fec0::/10"),          // deprecated site-local addresses
 }
 
-// isSpecial reports whether an address belongs to no server outside of the node's own link.
+// isSpecial reports whether an address cannot belong to an external server.
 func isSpecial(a netip.Addr) bool {
 	if !a.IsGlobalUnicast() || a.Zone() != "" { // also true for private addresses
 		return true
@@ -89,7 +89,7 @@ func unmapped(p netip.Prefix) netip.Prefix {
 	return p
 }
 
-// Reason returns why an address is never learned; Learned if it may be.
+// Reason returns the reason why an address is never learned; Learned if it may be learned.
 func (x *Exclusions) Reason(a netip.Addr) Reason {
 	if isSpecial(a) {
 		return Special

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package pods knows which pod has an endpoint ID at present. The IDs are in the tags of packets.
+// Package pods records which pod has an endpoint ID now. The tags of packets contain endpoint IDs.
 package pods
 
 import (
@@ -18,7 +18,8 @@ import (
 // MaxEndpoint is the highest endpoint ID.
 const MaxEndpoint = 4095
 
-// Unknown pays for what unknown endpoints learn. No endpoint has this ID.
+// Unknown is the asker for all unknown endpoints; their learned addresses count for its share. No endpoint has this
+// ID.
 var Unknown = names.Asker{Endpoint: MaxEndpoint + 1, Tenant: "unknown endpoints"}
 
 // Pod is the pod of an endpoint.
@@ -30,15 +31,15 @@ type Pod struct {
 	gone    atomic.Bool
 }
 
-// Gone reports whether the pod does not exist any more. Its ID may be the ID of another pod then.
+// Gone reports whether the pod no longer exists. Its endpoint ID may then belong to another pod.
 func (p *Pod) Gone() bool { return p.gone.Load() }
 
 // Endpoint describes an endpoint of sluice-datapath.
 type Endpoint struct {
 	ID        uint32
 	Identity  uint32
-	Namespace string // label of its identity; empty without one
-	Tenant    string // value of the tenant label of its namespace; empty without one
+	Namespace string // namespace label of its identity; empty if it has none
+	Tenant    string // value of the tenant label of its namespace; empty if it has none
 	Created   time.Time
 }
 
@@ -54,8 +55,7 @@ type Pods struct {
 	added  chan struct{}             // guarded by mu; closed and replaced when a pod is added
 }
 
-// New returns Pods without a pod. leave is called when a pod does not have its ID any more, and before another pod has
-// it.
+// New returns Pods without a pod. It calls leave when a pod loses its endpoint ID, before another pod can get the ID.
 func New(s shares.Settings, leave func(endpoint uint16)) *Pods {
 	return &Pods{
 		unknown: Pod{Asker: Unknown}, leave: leave, tenants: s, owners: make(map[workload.Owner]uint32),
@@ -63,10 +63,10 @@ func New(s shares.Settings, leave func(endpoint uint16)) *Pods {
 	}
 }
 
-// Knows reports whether a pod is one that sluice-datapath has reported.
+// Knows reports whether sluice-datapath has reported the pod.
 func (p *Pods) Knows(pod *Pod) bool { return pod != &p.unknown }
 
-// Wait waits until the pod of an endpoint is known, or ctx ends. It reports whether it is known.
+// Wait waits until the pod of an endpoint is known, or ctx ends. The second result reports whether the pod is known.
 func (p *Pods) Wait(ctx context.Context, endpoint uint16) (*Pod, bool) {
 	for {
 		p.mu.Lock()
@@ -83,7 +83,7 @@ func (p *Pods) Wait(ctx context.Context, endpoint uint16) (*Pod, bool) {
 	}
 }
 
-// Get returns the pod of an endpoint. All unknown endpoints are one pod.
+// Get returns the pod of an endpoint. All unknown endpoints share one pod.
 func (p *Pods) Get(endpoint uint16) *Pod {
 	if endpoint <= MaxEndpoint {
 		if pod := p.ids[endpoint].Load(); pod != nil {
@@ -130,7 +130,7 @@ func (p *Pods) Delete(owner workload.Owner) {
 	p.remove(owner)
 }
 
-// Keep removes all endpoints whose owners are not listed.
+// Keep removes all endpoints whose owners are not in listed.
 func (p *Pods) Keep(listed map[workload.Owner]struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -56,8 +56,8 @@ func TestReusedIDBelongsToItsNewPod(t *testing.T) {
 	}
 }
 
-// TestTenantsLabelDecidesWhoShares: namespaces with the same value of the label are one tenant, and what their pods
-// learn is for their own namespace.
+// TestTenantsLabelDecidesWhoShares: namespaces with the same value of the tenant label are one tenant. Learned
+// addresses still apply only to the pod's own namespace.
 func TestTenantsLabelDecidesWhoShares(t *testing.T) {
 	p := New(shares.Settings{SystemNamespaces: []string{"tools"}}, func(uint16) {})
 	for id, e := range map[uint32]struct{ namespace, value, tenant string }{

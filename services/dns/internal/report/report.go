@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package report passes the evaluated queries and answers to sluice-datapath, which shows them to observers. Packets do
-// not wait for it: messages beyond its limits are counted, and not reported.
+// Package report passes the evaluated queries and answers to sluice-datapath, which passes them to observers. Packets
+// do not wait for reports: messages beyond the limits are only counted.
 package report
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Limits of the messages between two reports. One pod cannot use up the space of the others.
+// Limits of the messages between two reports. One pod cannot use up the limits of other pods.
 const (
 	Interval  = 250 * time.Millisecond
 	Max       = 128 // of all pods together
@@ -32,22 +32,22 @@ type Message struct {
 	Time           time.Time
 	Client, Server netip.AddrPort
 	Response       bool
-	Dropped        bool   // a refused query, or an answer that was not passed on
-	Name           string // of the question
-	Type           uint16 // of the question
-	Code           uint16 // of an answer, and of the answer to a refused query
+	Dropped        bool   // a refused query, or an answer that was dropped
+	Name           string // name in the question
+	Type           uint16 // type in the question
+	Code           uint16 // result code of an answer, or of the reply to a refused query
 	Addresses      []netip.Addr
 	Chain          []string      // targets of the CNAME records
-	TTL            time.Duration // the lowest one of Addresses
+	TTL            time.Duration // lowest TTL of Addresses
 	Redacted       bool
 }
 
-// Sender is sluice-datapath. lost is the number of messages that were not reported before these.
+// Sender passes messages to sluice-datapath. lost is the number of messages before these that were not reported.
 type Sender interface {
 	Send(ctx context.Context, messages []Message, lost uint64) error
 }
 
-// Mode says what is reported.
+// Mode determines which parts of messages are reported.
 type Mode uint8
 
 // The modes.
@@ -89,8 +89,8 @@ func New(mode Mode, to Sender) *Reporter {
 // Lost returns the number of messages that were not reported.
 func (r *Reporter) Lost() uint64 { return r.lost.Load() }
 
-// Wants reports whether the next message of a pod would be reported. Otherwise it counts the message as lost. The
-// caller need not compose such a message.
+// Wants reports whether the next message of a pod would be reported. If not, it counts the message as lost, and the
+// caller need not compose it.
 func (r *Reporter) Wants(endpoint uint16) bool {
 	if r.mode == Off {
 		return false
@@ -104,7 +104,8 @@ func (r *Reporter) Wants(endpoint uint16) bool {
 	return false
 }
 
-// space reports whether there is space for a message of a pod, or another pod has more than this one would have.
+// space reports whether a message of a pod fits into the limits, or another pod has more messages than this pod would
+// have.
 func (r *Reporter) space(endpoint uint16) bool {
 	own := len(r.pods[endpoint])
 	if own >= MaxPerPod {
@@ -117,7 +118,7 @@ func (r *Reporter) space(endpoint uint16) bool {
 	return most > own+1
 }
 
-// largest returns the pod with most messages. At most Max pods have some.
+// largest returns the pod with the most messages.
 func (r *Reporter) largest() (endpoint uint16, most int) {
 	for e, list := range r.pods {
 		if len(list) > most {
@@ -157,7 +158,7 @@ func (r *Reporter) Add(endpoint uint16, m Message) {
 	r.waiting++
 }
 
-// take returns the messages of all pods in no order, and the number of lost ones.
+// take returns the messages of all pods, in no particular order, and the number of lost messages.
 func (r *Reporter) take() (all []Message, lost uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -25,7 +25,7 @@ func (d *datapath) Send(_ context.Context, messages []Message, lost uint64) erro
 	return nil
 }
 
-// TestOnePodDoesNotUseUpTheReport: a pod with many queries loses its own messages.
+// TestOnePodDoesNotUseUpTheReport: a pod with many queries loses only its own messages.
 func TestOnePodDoesNotUseUpTheReport(t *testing.T) {
 	d := &datapath{}
 	r := New(Full, d)
@@ -113,7 +113,8 @@ func TestNamesAreRedacted(t *testing.T) {
 	}
 }
 
-// TestListsOfAMessageAreLimited: an answer may have a thousand addresses.
+// TestListsOfAMessageAreLimited: the lists in a reported message are short, although an answer may have a thousand
+// addresses.
 func TestListsOfAMessageAreLimited(t *testing.T) {
 	d := &datapath{}
 	r := New(Full, d)

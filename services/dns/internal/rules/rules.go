@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rules decides DNS queries by the rule sets of sluice-policy.
+// Package rules evaluates DNS queries by the rule sets of sluice-policy.
 //
-// A connection carries the numbers of up to two sets: one of the policies of the client, and one of the policies of the
-// server. Each set must allow a query. A set that is not known yet allows nothing: the caller waits for it a short
-// time.
+// A connection carries the numbers of up to two rule sets: one from the policies of the client, and one from the
+// policies of the server. Both must allow a query. A rule set that is not known yet allows nothing; the caller waits
+// for it for a short time.
 package rules
 
 import (
@@ -18,7 +18,8 @@ import (
 	"github.com/sluice-net/sluice/model/dnsname"
 )
 
-// Tag has the numbers of the sets of a connection. 0: the policies of this side do not restrict names.
+// Tag contains the numbers of the rule sets of a connection. 0 means that the policies of this side do not restrict
+// names.
 type Tag struct{ Egress, Ingress uint16 }
 
 // Content lists the queries that a set allows.
@@ -43,14 +44,14 @@ type Verdict uint8
 // The verdicts.
 const (
 	Allowed Verdict = iota + 1
-	Refused         // by a set
-	Unknown         // a set is not known
+	Refused         // refused by a set
+	Unknown         // a set is unknown
 )
 
 // Decision is a verdict and its reason.
 type Decision struct {
 	Verdict Verdict
-	Set     uint16 // the set that refuses, or is not known
+	Set     uint16 // the set that refuses, or is unknown
 }
 
 // Rules holds the sets. It is safe for concurrent use.
@@ -64,8 +65,7 @@ type Rules struct {
 // New returns rules without sets.
 func New() *Rules { return &Rules{sets: make(map[uint16]*set), changed: make(chan struct{})} }
 
-// Upsert adds or replaces a set. A set with a pattern that cannot be parsed is refused whole, so that it allows
-// nothing.
+// Upsert adds or replaces a set. If a pattern of the set cannot be parsed, the whole set allows nothing.
 func (r *Rules) Upsert(number uint16, c Content) error {
 	if number == 0 {
 		return fmt.Errorf("rule set 0: the number means that there is no set")
@@ -102,7 +102,7 @@ func (r *Rules) Delete(number uint16) {
 	delete(r.sets, number)
 }
 
-// Keep removes all sets whose numbers are not listed, after a complete listing.
+// Keep removes all sets whose numbers are not in listed, which contains a complete listing.
 func (r *Rules) Keep(listed map[uint16]struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -113,8 +113,8 @@ func (r *Rules) Keep(listed map[uint16]struct{}) {
 	}
 }
 
-// Want sets the patterns by which policies select names. Other names need not be learned. A nil list means that the
-// patterns are not known: then every name is wanted.
+// Want sets the patterns by which policies select names. Addresses of other names need not be learned. nil means that
+// the patterns are unknown, so that every name may be selected.
 func (r *Rules) Want(patterns []string) error {
 	var wanted *dnsname.Set
 	if patterns != nil {
@@ -143,7 +143,7 @@ func (r *Rules) Len() int {
 	return len(r.sets)
 }
 
-// Decide evaluates a query for a name, in lower case and with a final dot.
+// Decide evaluates a query for a name. The name must be in lower case and have a final dot.
 func (r *Rules) Decide(tag Tag, name string) Decision {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -161,8 +161,8 @@ func (r *Rules) Decide(tag Tag, name string) Decision {
 	return Decision{Verdict: Allowed}
 }
 
-// AllowEvery reports whether the sets of a connection are known and allow every query. Packets of such a connection
-// pass without this process while it does not run.
+// AllowEvery reports whether the sets of a connection are known and allow every query. The datapath lets packets of
+// such a connection pass while this process does not run.
 func (r *Rules) AllowEvery(tag Tag) bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -197,7 +197,7 @@ func (r *Rules) Wait(ctx context.Context, tag Tag) bool {
 
 func (r *Rules) knows(number uint16) bool { return number == 0 || r.sets[number] != nil }
 
-// Matching returns the numbers of the sets that allow a name, and of those that do not, in ascending order.
+// Matching returns the numbers of the sets that allow a name and of the sets that do not, in ascending order.
 func (r *Rules) Matching(name string) (allow, refuse []uint16) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -226,8 +226,8 @@ const (
 	AsForbidden = "refused"  // always REFUSED
 )
 
-// NewRefusal returns the answer of a mode. Resolvers stop with their list of search domains at REFUSED, so names below
-// these domains are refused as missing.
+// NewRefusal returns the answer of a mode. At REFUSED, resolvers do not try the rest of their search domains.
+// Therefore, in mode Auto, refused names below these domains are answered with NXDOMAIN.
 func NewRefusal(mode string, searchDomains []string) (Refusal, error) {
 	r := Refusal{mode: mode, domains: make(map[string]bool)}
 	if mode != Auto && mode != AsMissing && mode != AsForbidden {
@@ -251,7 +251,7 @@ func (r Refusal) Missing(name string) (zone string, missing bool) {
 		return "", false
 	}
 	for i := range len(name) {
-		// A longer domain comes first.
+		// Look for the longest domain first.
 		if name[i] == '.' && r.domains[name[i+1:]] {
 			return name[i+1:], true
 		}

@@ -154,7 +154,7 @@ func TestRefusedNamesAreMissingBelowSearchDomains(t *testing.T) {
 	}
 }
 
-// BenchmarkDecide has a set with as many names as one may have, and a tenth as many patterns.
+// BenchmarkDecide uses a set with the maximum number of names, and a tenth as many patterns.
 func BenchmarkDecide(b *testing.B) {
 	r := New()
 	var list []string

@@ -28,25 +28,26 @@ type Metrics struct {
 type Sources struct {
 	Table    *names.Table
 	Rules    *rules.Rules
-	RuleSets func() error // returns why the rule sets are not up to date
+	RuleSets func() error // reason why the rule sets are not up to date; nil if they are
 	Counts   *exchange.Counts
-	State    func() error // returns why the state is not written
-	// Packets counts packets. Fragments returns how many incomplete packets were dropped because their time was over, and
-	// because the limit was used up.
+	State    func() error // reason why the state cannot be written; nil if it can
+	// Packets counts packets. Fragments returns how many incomplete packets were dropped because of their waiting
+	// time, and because of the limits.
 	Packets       *tap.Counts
 	Fragments     func() (expired, evicted uint64)
-	Attached      func() error // returns why the process is not attached to the datapath
+	Attached      func() error // reason why the process is not attached; nil if it is
 	Endpoints     func() int
-	EndpointWatch func() error // returns why the endpoints are not up to date
-	// Unreported returns the number of messages that observers did not get.
+	EndpointWatch func() error // reason why the endpoints are not up to date; nil if they are
+	// Unreported returns the number of messages that observers did not receive.
 	Unreported func() uint64
-	// Streams returns the number of TCP connections, StreamsAttached why the process gets none.
+	// Streams returns the number of TCP connections. StreamsAttached returns the reason why the process gets no TCP
+	// connections.
 	Streams         func() int
 	StreamCounts    *stream.Counts
 	StreamsAttached func() error
 }
 
-// NewHeld returns the metric of the times that packets were held.
+// NewHeld returns the metric of how long packets were held.
 func NewHeld() prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "sluice_dns_held_seconds", Help: "How long answers waited for sluice-policy, and queries for their rule set.",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package server implements the API of sluice-dns with a table of names.
+// Package server implements the API of sluice-dns on top of a table of names.
 package server
 
 import (
@@ -130,7 +130,7 @@ func (s *Server) DeleteNames(_ context.Context, req *dnsv1.DeleteNamesRequest) (
 // errNoFilter is returned for a request without a filter, which would remove all names.
 var errNoFilter = errors.New(`is required unless an address is given; "*" matches every name`)
 
-// filter returns a function that matches the texts of names in the table.
+// filter returns a function that reports whether the text of a name in the table matches.
 func filter(pattern, address string) (match func(text string) bool, addr netip.Addr, err error) {
 	match = func(string) bool { return true }
 	if pattern != "" {
@@ -138,7 +138,8 @@ func filter(pattern, address string) (match func(text string) bool, addr netip.A
 		if err != nil {
 			return nil, addr, invalid("pattern", err)
 		}
-		// A name with other characters than wildcards match is among all names, too.
+		// The pattern that matches every name also matches names with unusual characters, which wildcards do not
+		// match.
 		if !p.Every() {
 			match = func(text string) bool { return p.Matches(dnsname.Learned(text).Name()) }
 		}
@@ -152,7 +153,7 @@ func filter(pattern, address string) (match func(text string) bool, addr netip.A
 	return match, addr, nil
 }
 
-// invalid returns the answer to a request with a mistake in a field.
+// invalid returns the status for a request with a mistake in a field.
 func invalid(field string, err error) error {
 	return rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, fmt.Errorf("%s: %w", field, err),
 		rpcerr.Field(field, err.Error()))
@@ -170,7 +171,7 @@ var reasons = map[names.Reason]dnsv1.RefusalReason{
 	names.NotEnforced:    dnsv1.RefusalReason_REFUSAL_REASON_NOT_ENFORCED,
 }
 
-// joined returns all addresses of a name that the namespaces learned.
+// joined returns all addresses of a name that any namespace has learned.
 func joined(name string, list []names.Name) *dnsv1.TaughtName {
 	out := &dnsv1.TaughtName{Name: name}
 	for _, n := range list {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package store keeps the learned names in a file of kit/store until the machine boots again: then the endpoints that
-// the records name, and the connections, do not exist any more.
+// Package store keeps the learned names in a file of kit/store until the machine boots. After a boot, the endpoints
+// in the records and all connections no longer exist.
 //
-// The file saves work after a restart, and lets no pod have more than its share by a restart. Nothing depends on it, so
-// a corrupt file is put aside, and the service starts without names.
+// The file saves work after a restart, and keeps the shares of pods correct. Nothing else depends on it. So a corrupt
+// file is put aside, and the service starts without names.
 package store
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/names"
 )
 
-// AsideName is the name of the file that was put aside last.
+// AsideName is the name of the last file that was put aside.
 const AsideName = "refused.db"
 
 const bucketNames = "names"
@@ -41,8 +41,8 @@ type Store struct {
 	file *store.Store
 }
 
-// Open opens the file in a directory, which it creates with mode 0700 if it does not exist. It returns the stored
-// names. aside is the reason for which a file was put aside; the store is empty then.
+// Open opens the file in a directory, which it creates with mode 0700 if it is missing. It returns the stored names.
+// aside is the reason why a file was put aside; the store is then empty.
 func Open(dir string) (s *Store, list []names.Name, aside, err error) {
 	d, err := store.OpenDir(dir, 0o700)
 	if err != nil {
@@ -85,16 +85,16 @@ func open(d *store.Dir) (*Store, []names.Name, error) {
 	return s, list, nil
 }
 
-// Close closes the file and leaves the directory to the next process.
+// Close closes the file and unlocks the directory for the next process.
 func (s *Store) Close() error { return errors.Join(s.file.Close(), s.dir.Close()) }
 
-// Problem returns the error of the last Save if it could not be written.
+// Problem returns the error of the last Save; nil if it succeeded.
 func (s *Store) Problem() error { return s.file.Problem() }
 
 // Size returns the size of the file in bytes.
 func (s *Store) Size() int64 { return s.file.Size() }
 
-// Save writes the records of names, and removes the records of other names, in one step.
+// Save writes the records of names and removes the records of the names in gone, in one transaction.
 func (s *Store) Save(records []names.Name, gone []string) error {
 	if len(records)+len(gone) == 0 {
 		return s.file.Probe()
@@ -110,9 +110,10 @@ func (s *Store) Save(records []names.Name, gone []string) error {
 	})
 }
 
-// The record of a name has, in network byte order: the pods that pay, each with its endpoint and tenant; the number of
-// the pod that pays for the name; the chain; and for each address its 16 bytes, when it expires in Unix seconds, and
-// the number of the pod that pays for it. Texts have a length of two bytes, lists a count of two bytes.
+// The record of a name contains, in network byte order: the pods that pay, each with its endpoint and tenant; the
+// index of the pod that pays for the name; the CNAME chain; and for each address its 16 bytes, its expiry time in
+// Unix seconds, and the index of the pod that pays for it. A text begins with a length of two bytes, and a list with
+// a count of two bytes.
 
 func encode(r names.Name) []byte {
 	numbers := make(map[names.Asker]uint16)
@@ -120,7 +121,7 @@ func encode(r names.Name) []byte {
 	number := func(a names.Asker) uint16 {
 		n, ok := numbers[a]
 		if !ok {
-			n = uint16(len(askers)) //nolint:gosec // at most as many as addresses, and one
+			n = uint16(len(askers)) //nolint:gosec // at most one more than addresses
 			numbers[a] = n
 			askers = append(askers, a)
 		}
@@ -156,7 +157,7 @@ func appendText(b []byte, text string) []byte {
 
 var errRecord = errors.New("it is not a record of this version")
 
-// fields reads a record. After the first error all methods return zero values.
+// fields parses a record. After the first error, all methods return zero values.
 type fields struct {
 	b      []byte
 	failed bool
@@ -206,7 +207,7 @@ func decode(name string, b []byte) (names.Name, error) {
 		}
 		e := names.Entry{Addr: netip.AddrFrom16([16]byte(f.take(16))).Unmap()}
 		seconds := f.uint64()
-		if seconds > math.MaxInt32*1000 { // far beyond any time that was written
+		if seconds > math.MaxInt32*1000 { // far later than any time that is written
 			return names.Name{}, errRecord
 		}
 		e.Expires = time.Unix(int64(seconds), 0) //nolint:gosec // checked

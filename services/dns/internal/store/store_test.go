@@ -79,7 +79,8 @@ func TestNamesSurviveARestart(t *testing.T) {
 	}
 }
 
-// TestCorruptFilesArePutAside: the service starts without names, and the file can be examined.
+// TestCorruptFilesArePutAside: if the file is corrupt, the service starts without names, and keeps the file for
+// examination.
 func TestCorruptFilesArePutAside(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	s, _, _, err := Open(dir)

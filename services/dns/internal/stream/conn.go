@@ -25,18 +25,18 @@ import (
 
 const (
 	readBuffer = 1024
-	// keptBuffer is the size up to which a connection keeps the memory of a message for the next one. A larger
-	// message takes memory as its bytes arrive.
+	// keptBuffer is the maximum size of a message whose memory a connection keeps for the next message. For a larger
+	// message, memory is allocated as its bytes arrive.
 	keptBuffer = 4096
 	minSegment = 88 // the smallest TCP_MAXSEG
 )
 
-// conn is a connection of a client, with the one to its server.
+// conn is a connection of a client, with the connection to its server.
 type conn struct {
 	exchange.Connection
 	s      *Server
 	pod    *pods.Pod
-	item   *fair.Item // its share of the connections
+	item   *fair.Item // its entry in the limit of connections
 	client *os.File
 	ctx    context.Context // ends with the connection
 	cancel context.CancelFunc
@@ -47,28 +47,28 @@ type conn struct {
 
 	mu    sync.Mutex
 	ended bool // guarded by mu
-	hard  bool // reset the connections; guarded by mu
+	hard  bool // the connections are reset and not closed; guarded by mu
 }
 
-// newConn returns a connection for an accepted socket, which it takes over if it succeeds.
+// newConn returns a connection for an accepted socket. If it succeeds, it takes over the descriptor.
 func (s *Server) newConn(fd int, peer unix.Sockaddr) (*conn, error) {
 	c := &conn{s: s}
 	var ok bool
 	if c.Client, ok = address(peer); !ok {
-		return nil, errors.New("the client has no internet address")
+		return nil, errors.New("the client has no IP address")
 	}
 	own, err := unix.Getsockname(fd)
 	if err != nil {
 		return nil, fmt.Errorf("read the address of the server: %w", err)
 	}
 	if c.Server, ok = address(own); !ok {
-		return nil, errors.New("the server has no internet address")
+		return nil, errors.New("the server has no IP address")
 	}
 	mark, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK)
 	if err != nil {
 		return nil, fmt.Errorf("read the mark: %w", err)
 	}
-	c.Tag, c.Endpoint = rules.Tag{Egress: uint16(mark)}, uint16(mark>>16) //nolint:gosec // the two halves
+	c.Tag, c.Endpoint = rules.Tag{Egress: uint16(mark)}, uint16(mark>>16) //nolint:gosec // the two halves of the mark
 	if c.Tag.Egress == 0 {
 		return nil, fmt.Errorf("the connection of %s has no rule set", c.Client)
 	}
@@ -80,7 +80,8 @@ func (s *Server) newConn(fd int, peer unix.Sockaddr) (*conn, error) {
 	return c, nil
 }
 
-// end ends the connection, for a reason that is counted unless the connection has ended before.
+// end ends the connection. It counts the reason, unless the connection has ended before. If hard is set, the
+// connections are reset.
 func (c *conn) end(reason *atomic.Uint64, hard bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +109,7 @@ func (c *conn) close() {
 	}
 }
 
-// wake makes all reads and writes of a file fail.
+// wake makes all pending and later reads and writes of a file fail.
 func wake(f *os.File) { _ = f.SetDeadline(time.Unix(1, 0)) }
 
 // serve handles the queries of the client until the connection ends.
@@ -154,7 +155,7 @@ func (c *conn) serve() {
 	}
 }
 
-// stopped reports whether the connection has ended; the process may be stopping.
+// stopped reports whether the connection has ended, or the process is stopping.
 func (c *conn) stopped() bool {
 	if c.ctx.Err() == nil {
 		return false
@@ -163,7 +164,7 @@ func (c *conn) stopped() bool {
 	return true
 }
 
-// finish sends the end of the client's queries on, and waits for the answers that are left.
+// finish forwards the end of the client's queries to the server, and waits for the remaining answers.
 func (c *conn) finish() {
 	if c.server == nil {
 		return
@@ -183,8 +184,8 @@ func (c *conn) finish() {
 // errEnded is returned for a connection that has ended.
 var errEnded = errors.New("the connection has ended")
 
-// identify waits for the pod of the connection before the first allowed query: after a start of this process,
-// sluice-datapath may not have reported the pod yet, and answers to an unknown pod teach nothing.
+// identify waits for the pod of the connection before the first allowed query. After a start of this process,
+// sluice-datapath may not have reported the pod yet, and no addresses are learned from answers to an unknown pod.
 func (c *conn) identify() {
 	if !c.Unknown || c.server != nil {
 		return
@@ -196,7 +197,7 @@ func (c *conn) identify() {
 	}
 }
 
-// query handles a query. It returns the memory of a reply for the next one.
+// query handles a query. It returns the memory of the reply for reuse.
 func (c *conn) query(b, dst []byte) (reply []byte, err error) {
 	action, reply := c.s.o.Exchange.Query(c.Connection, b, append(dst, 0, 0))
 	if action == exchange.Wait {
@@ -209,7 +210,7 @@ func (c *conn) query(b, dst []byte) (reply []byte, err error) {
 			action, reply = c.s.o.Exchange.Query(c.Connection, b, append(dst, 0, 0))
 		}
 	}
-	if c.pod.Gone() { // the ID may be the ID of another pod now
+	if c.pod.Gone() { // the ID may belong to another pod now
 		c.end(&c.s.Counts.PodGone, true)
 		return nil, errEnded
 	}
@@ -227,7 +228,7 @@ func (c *conn) query(b, dst []byte) (reply []byte, err error) {
 	return nil, errEnded
 }
 
-// send writes a message to the client. Its first two bytes are for the length.
+// send writes a message to the client. Its first two bytes are reserved for the length.
 func (c *conn) send(b []byte) error {
 	binary.BigEndian.PutUint16(b, uint16(len(b)-2)) //nolint:gosec // a DNS message
 	c.writing.Lock()
@@ -243,14 +244,14 @@ func (c *conn) write(f *os.File, b []byte) error {
 	if err := f.SetWriteDeadline(time.Now().Add(messageTime)); err != nil {
 		return err
 	}
-	if c.ctx.Err() != nil { // the deadline of wake was replaced
+	if c.ctx.Err() != nil { // this write has replaced the deadline that wake has set
 		return errEnded
 	}
 	_, err := f.Write(b)
 	return err
 }
 
-// failed ends the connection after an error of a write.
+// failed ends the connection after a failed write.
 func (c *conn) failed(err error, reason *atomic.Uint64) error {
 	if c.stopped() {
 		return errEnded
@@ -303,7 +304,7 @@ func (c *conn) connect() (*os.File, error) {
 }
 
 func (c *conn) connectSocket(f *os.File, fd int) error {
-	// The server sends no larger segments than the client takes: the MTU of the proxy namespace is larger.
+	// Limit the segments from the server to the client's MSS, because the MTU of the proxy namespace is larger.
 	control(c.client, func(client int) {
 		if size, err := unix.GetsockoptInt(client, unix.IPPROTO_TCP, unix.TCP_MAXSEG); err == nil {
 			_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, max(size, minSegment))
@@ -336,7 +337,7 @@ func (c *conn) connectSocket(f *os.File, fd int) error {
 	return errors.Join(err, failed)
 }
 
-// readAnswers releases the answers of the server until one of the connections ends.
+// readAnswers reads and releases the answers of the server until one of the two connections ends.
 func (c *conn) readAnswers() {
 	stop := context.AfterFunc(c.ctx, func() { wake(c.server) })
 	defer stop()
@@ -347,7 +348,7 @@ func (c *conn) readAnswers() {
 			return
 		}
 		if err != nil {
-			// the client gets the end as the server has sent it
+			// The client's connection ends in the same way as the server's.
 			c.end(&c.s.Counts.Server, !errors.Is(err, io.EOF))
 			return
 		}
@@ -357,7 +358,7 @@ func (c *conn) readAnswers() {
 	}
 }
 
-// answer releases an answer, once its addresses are enforced.
+// answer releases an answer once its addresses are enforced.
 func (c *conn) answer(b []byte) error {
 	action, held := c.s.o.Exchange.Answer(c.Connection, b)
 	switch action {
@@ -384,9 +385,9 @@ func (c *conn) answer(b []byte) error {
 	return c.send(append(make([]byte, 2, 2+len(b)), b...))
 }
 
-// reader reads messages with their lengths.
+// reader reads messages with a length prefix.
 type reader struct {
-	ctx      context.Context // of the connection
+	ctx      context.Context // context of the connection
 	file     *os.File
 	buffered *bufio.Reader
 	limit    int
@@ -398,8 +399,8 @@ var (
 	errTooLong = errors.New("the message is too long")
 )
 
-// next returns the next message, valid until the following call. idle limits the wait for the first byte; 0: no
-// limit. The error is io.EOF if the connection ended between two messages.
+// next returns the next message, which is valid until the following call. idle limits the wait for the first byte; 0:
+// no limit. The error is io.EOF if the connection ended between two messages.
 func (r *reader) next(idle time.Duration) ([]byte, error) {
 	if r.buffered.Buffered() == 0 && idle > 0 {
 		if err := r.until(time.Now().Add(idle)); err != nil {
@@ -446,13 +447,13 @@ func (r *reader) until(deadline time.Time) error {
 	if err := r.file.SetReadDeadline(deadline); err != nil {
 		return err
 	}
-	if r.ctx.Err() != nil { // the deadline of wake was replaced
+	if r.ctx.Err() != nil { // this call has replaced the deadline that wake has set
 		return errEnded
 	}
 	return nil
 }
 
-// unexpected returns the error of a message that is not complete.
+// unexpected returns the error for a message that is not complete.
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package stream serves DNS over TCP. It accepts the redirected connections of pods, reads their queries, and sends the
-// allowed ones on by a second connection, which has the address and port of the client. Answers are released as package
-// exchange decides.
+// Package stream serves DNS over TCP. It accepts the redirected connections of pods, and reads their queries. It
+// forwards allowed queries on a second connection, which uses the address and port of the client. Package exchange
+// decides when answers are released.
 //
-// Pods share the connections: a pod with too many loses its oldest ones. A client that does not read its answers, or
-// sends half a query, holds only its own connection, and only for a limited time.
+// The number of connections is limited. A pod with too many loses its oldest connections. A client that does not read
+// its answers, or sends half a query, blocks only its own connection, and only for a limited time.
 package stream
 
 import (
@@ -35,11 +35,11 @@ const (
 	// MaxQuery is the size of the largest query.
 	MaxQuery = 4096
 
-	idleTime    = 20 * time.Second // without a query
-	messageTime = 5 * time.Second  // to send or read the rest of a message
+	idleTime    = 20 * time.Second // maximum time without a query
+	messageTime = 5 * time.Second  // maximum time to send or read the rest of a message
 	connectTime = 5 * time.Second
-	waitTime    = 5 * time.Second // for a rule set, and for the pod
-	// formerTime is how long connections are accepted from former listeners, after others have replaced them.
+	waitTime    = 5 * time.Second // maximum wait for a rule set, and for the pod
+	// formerTime is how long the process still accepts connections from former listeners after they were replaced.
 	formerTime = time.Second
 	// acceptPause is the pause after an error of accept.
 	acceptPause = 10 * time.Millisecond
@@ -50,18 +50,18 @@ type Options struct {
 	Exchange *exchange.Exchange
 	Rules    *rules.Rules
 	Pods     *pods.Pods
-	// Take returns an unbound socket of the proxy namespace, which the caller closes.
+	// Take returns an unbound socket of the proxy's network namespace. The caller must close it.
 	Take func(ctx context.Context, ipv6 bool) (fd int, err error)
-	// Later calls run or abandon when it is the turn of a pod.
+	// Later calls run when it is the turn of the pod, or abandon if the limits do not allow it.
 	Later func(endpoint uint16, size int, run func(context.Context), abandon func())
 	// Held receives how long each answer has waited.
 	Held func(time.Duration)
 	Log  *slog.Logger
 }
 
-// Counts are the numbers of connections that ended, by reason.
+// Counts contains the numbers of ended connections, by reason.
 type Counts struct {
-	Client, Server              atomic.Uint64 // one of them has closed or reset its connection
+	Client, Server              atomic.Uint64 // the client or the server has closed or reset its connection
 	Idle, Slow, Share, PodGone  atomic.Uint64
 	Connect, NoRuleSet, Invalid atomic.Uint64
 	Stopped                     atomic.Uint64
@@ -94,8 +94,8 @@ func (s *Server) Len() int {
 	return s.limit.Used()
 }
 
-// Listen accepts connections from listeners instead of those before, whose waiting connections are accepted first. It
-// takes over the descriptors, which must not block.
+// Listen accepts connections from new listeners in place of the former ones. It still accepts the waiting connections
+// of the former listeners. It takes over the descriptors, which must be non-blocking.
 func (s *Server) Listen(fds []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +130,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// accept accepts connections until the deadline of the listener. The listener stays open in sluice-datapath, so that
+// accept accepts connections until the deadline of the listener. sluice-datapath keeps the listener open, so that
 // connections wait for the next process.
 func (s *Server) accept(f *os.File) {
 	defer f.Close()
@@ -154,7 +154,7 @@ func (s *Server) accept(f *os.File) {
 			s.o.Log.Error("the listener for TCP connections cannot be used", log.Err(aerr))
 			return
 		case aerr != nil:
-			time.Sleep(acceptPause) // no descriptor or memory is free
+			time.Sleep(acceptPause) // out of descriptors or memory
 		default:
 			s.begin(fd, peer)
 		}
@@ -167,7 +167,7 @@ func (s *Server) begin(fd int, peer unix.Sockaddr) {
 	if err != nil {
 		s.o.Log.Debug("a TCP connection was not served", log.Err(err))
 		reset(fd)
-		unix.Close(fd) //nolint:errcheck // nothing was written
+		unix.Close(fd) //nolint:errcheck // nothing was written to it
 		s.Counts.Invalid.Add(1)
 		return
 	}
@@ -190,7 +190,7 @@ func (s *Server) begin(fd int, peer unix.Sockaddr) {
 	}
 }
 
-// reset makes the next close of a socket reset its connection.
+// reset makes the next close of a socket send a reset.
 func reset(fd int) {
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// services are sluice-policy and sluice-identity; the tests teach no addresses.
+// services simulates sluice-policy and sluice-identity. The tests learn no addresses.
 type services struct{}
 
 func (services) Has(context.Context, netip.Addr) (bool, error) { return false, nil }
@@ -39,7 +39,7 @@ func (services) Learn(context.Context, names.Asker, string, []netip.Addr, time.D
 }
 func (services) Forget(context.Context, string, string, netip.Addr) error { return nil }
 
-// world is a Server with a listener for each of some endpoints. There are no servers behind it: allowed queries wait.
+// world is a Server with listeners for some endpoints. There are no DNS servers, so allowed queries get no answer.
 type world struct {
 	*Server
 	t     *testing.T
@@ -83,8 +83,8 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// listener returns the descriptor of a listener whose connections have the mark of an endpoint and a set, and its
-// address.
+// listener returns the descriptor and the address of a listener. Its connections have the mark of an endpoint and a
+// rule set.
 func (w *world) listener(endpoint, set uint16) (int, netip.AddrPort) {
 	w.t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -105,7 +105,7 @@ func (w *world) listener(endpoint, set uint16) (int, netip.AddrPort) {
 	return fd, addr
 }
 
-// open listens for an endpoint with set 9.
+// open listens for an endpoint with rule set 9.
 func (w *world) open(endpoint uint16) netip.AddrPort {
 	w.t.Helper()
 	fd, at := w.listener(endpoint, 9)
@@ -174,7 +174,7 @@ func answer(t *testing.T, c net.Conn) dnsmessage.Header {
 	return h
 }
 
-// ends fails unless the connection ends.
+// ends fails the test unless the connection ends.
 func ends(t *testing.T, c net.Conn) {
 	t.Helper()
 	if n, err := c.Read(make([]byte, 1)); err == nil || isTimeout(err) {
@@ -206,13 +206,13 @@ func TestRefusedNamesAreAnsweredOnTheConnection(t *testing.T) {
 			t.Errorf("%s: %+v, want %v", name, h, want)
 		}
 	}
-	// several queries at once, and one in parts
+	// Send several queries at once, and one query in parts.
 	all := append(query(t, "a.test."), query(t, "b.test.")...)
 	for _, part := range [][]byte{all[:1], all[1:20], all[20:]} {
 		if _, err := c.Write(part); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond) // so that the parts arrive one by one
+		time.Sleep(time.Millisecond) // lets the parts arrive one by one
 	}
 	for range 2 {
 		if h := answer(t, c); h.RCode != dnsmessage.RCodeRefused {
@@ -239,14 +239,15 @@ func TestConnectionWithoutARuleSetIsRefused(t *testing.T) {
 	w := newWorld(t)
 	fd, at := w.listener(7, 0)
 	w.Listen([]int{fd})
-	if c, err := net.Dial("tcp", at.String()); err == nil { // the reset may come before the connection is known here
+	if c, err := net.Dial("tcp", at.String()); err == nil { // the reset may arrive before Dial returns
 		defer c.Close()
 		ends(t, c)
 	}
 	until(t, "the refusal", func() bool { return w.Counts.Invalid.Load() == 1 })
 }
 
-// TestOldestConnectionOfThePodWithMostMakesRoom: a pod with many connections loses its own ones.
+// TestOldestConnectionOfThePodWithMostMakesRoom: a pod with many connections loses its own connections, and other
+// pods lose none.
 func TestOldestConnectionOfThePodWithMostMakesRoom(t *testing.T) {
 	w := newWorld(t)
 	victim := w.dial(w.open(8))
@@ -268,7 +269,7 @@ func TestOldestConnectionOfThePodWithMostMakesRoom(t *testing.T) {
 	})
 }
 
-// TestFormerListenerServesUntilItIsClosed: another listener ends no connection.
+// TestFormerListenerServesUntilItIsClosed: when a listener is replaced, its connections continue.
 func TestFormerListenerServesUntilItIsClosed(t *testing.T) {
 	w := newWorld(t)
 	former := w.open(7)
@@ -280,7 +281,7 @@ func TestFormerListenerServesUntilItIsClosed(t *testing.T) {
 	ask(t, before, "b.test.")
 }
 
-// TestStopEndsConnections: the process does not wait for clients.
+// TestStopEndsConnections: a stopping process ends its connections without waiting for clients.
 func TestStopEndsConnections(t *testing.T) {
 	w := newWorld(t)
 	silent := w.dial(w.open(7))
@@ -316,7 +317,8 @@ func TestDeletedPodLosesItsConnections(t *testing.T) {
 	}
 }
 
-// TestConnectionWaitsForItsPod: the first connection after a start may be earlier than the report of its pod.
+// TestConnectionWaitsForItsPod: after a start, a connection may arrive before sluice-datapath has reported its pod.
+// It waits for the pod.
 func TestConnectionWaitsForItsPod(t *testing.T) {
 	w := newWorld(t)
 	c := &conn{s: w.Server, ctx: t.Context(), pod: w.pods.Get(7)}

@@ -15,7 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tapDevice makes a TAP device in a network namespace of its own, and returns its queue and a packet socket.
+// tapDevice creates a TAP device in its own network namespace. It returns the queue of the device and a packet
+// socket.
 func tapDevice() (queue, packets int, up func(bool) error, err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return 0, 0, nil, fmt.Errorf("new network namespace: %w", err)
@@ -55,7 +56,7 @@ func tapDevice() (queue, packets int, up func(bool) error, err error) {
 	return queue, packets, up, unix.SetsockoptTimeval(packets, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 60})
 }
 
-// next returns the next frame that the device has received; what the test has sent is skipped.
+// next returns the next frame that the device has received. It skips frames that the test has sent.
 func next(t *testing.T, packets int) []byte {
 	t.Helper()
 	b := make([]byte, 2048)
@@ -70,7 +71,7 @@ func next(t *testing.T, packets int) []byte {
 	}
 }
 
-// TestKernelQueueOfATAPDeviceIsServed: the device of the kernel behaves as the sockets of the other tests.
+// TestKernelQueueOfATAPDeviceIsServed: a real TAP device behaves like the sockets in the other tests.
 func TestKernelQueueOfATAPDeviceIsServed(t *testing.T) {
 	type device struct {
 		queue, packets int
@@ -124,7 +125,7 @@ func TestKernelQueueOfATAPDeviceIsServed(t *testing.T) {
 	if _, err := unix.GetsockoptInt(dev.packets, unix.SOL_SOCKET, unix.SO_ERROR); err != nil { // clears the error
 		t.Fatal(err)
 	}
-	// The queue of the device is served again, and by the next attachment.
+	// The queue of the device can be served again by the next attachment.
 	if _, err := d.Use(kept); err != nil {
 		t.Fatal(err)
 	}

@@ -17,25 +17,26 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/frame"
 )
 
-// maxDrained limits the frames that are read from a queue that is replaced. The device queues 1,000.
+// maxDrained limits the number of frames that are read from a queue that is being replaced. The device queues at most
+// 1,000.
 const maxDrained = 4096
 
-// Queue is a queue of the TAP device that readers serve.
+// Queue is a queue of the TAP device, which readers serve.
 type Queue struct {
 	file    *os.File // waits for frames
 	conn    syscall.RawConn
 	readers sync.WaitGroup
 	more    chan struct{} // wakes the second reader; closed when the first one ends
 	ended   chan struct{} // all readers have ended
-	err     error         // why; valid after ended
+	err     error         // why the queue has ended; valid once ended is closed
 
-	// Reads and writes hold the lock for reading. They never wait for the device, and not for each other.
+	// Reads and writes hold mu for reading. They wait neither for the device nor for each other.
 	mu     sync.RWMutex
 	fd     int  // of file
 	closed bool // guarded by mu
 }
 
-// newQueue makes a queue of its descriptor, which it takes over.
+// newQueue creates a Queue for a descriptor, which it takes over.
 func newQueue(fd int) (*Queue, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, errors.Join(fmt.Errorf("make the queue of the TAP device non-blocking: %w", err), unix.Close(fd))
@@ -57,19 +58,19 @@ func (q *Queue) close() error {
 	return q.file.Close()
 }
 
-// Ended is closed when the queue cannot be read any more, for example because its device was removed.
+// Ended is closed when the queue can no longer be read, for example because its device was removed.
 func (q *Queue) Ended() <-chan struct{} { return q.ended }
 
 // Err returns why the queue has ended.
 func (q *Queue) Err() error { return q.err }
 
-// drain makes the readers handle the frames that are in the queue, and waits for their end.
+// drain makes the readers handle the frames in the queue, and waits until they have ended.
 func (q *Queue) drain() {
-	_ = q.file.SetReadDeadline(time.Unix(1, 0)) // it fails only for a closed file
+	_ = q.file.SetReadDeadline(time.Unix(1, 0)) // fails only for a closed file
 	q.readers.Wait()
 }
 
-// write sends a frame without waiting: a device that is full drops it.
+// write sends a frame without waiting. A device with a full queue drops the frame.
 func (q *Queue) write(b []byte) error {
 	q.mu.RLock()
 	defer q.mu.RUnlock()
@@ -77,7 +78,7 @@ func (q *Queue) write(b []byte) error {
 		return os.ErrClosed
 	}
 	for {
-		if _, err := unix.Write(q.fd, b); err != unix.EINTR { //nolint:errorlint // x/sys returns it itself
+		if _, err := unix.Write(q.fd, b); err != unix.EINTR { //nolint:errorlint // x/sys returns it unwrapped
 			return err
 		}
 	}
@@ -89,25 +90,25 @@ type input struct {
 	buf   []byte
 	n     int
 	err   error
-	tries int // of the last call of read
+	tries int // number of tries in the last call of read
 	try   func(fd uintptr) bool
 }
 
 func newInput(q *Queue) *input {
 	in := &input{queue: q, buf: make([]byte, frame.MaxSize+1)}
-	in.try = func(fd uintptr) bool { // made once, because it would be allocated for each frame
+	in.try = func(fd uintptr) bool { // created once: otherwise it would be allocated for each frame
 		in.tries++
 		for {
-			if in.n, in.err = unix.Read(int(fd), in.buf); in.err != unix.EINTR { //nolint:errorlint // x/sys returns it itself
-				return in.err != unix.EAGAIN //nolint:errorlint // x/sys returns it itself
+			if in.n, in.err = unix.Read(int(fd), in.buf); in.err != unix.EINTR { //nolint:errorlint // x/sys returns it unwrapped
+				return in.err != unix.EAGAIN //nolint:errorlint // x/sys returns it unwrapped
 			}
 		}
 	}
 	return in
 }
 
-// read waits for a frame, which is valid until the next call. Only one goroutine may wait. waited reports whether the
-// queue was empty.
+// read waits for a frame, which is valid until the next call. Only one goroutine may call read at a time. waited
+// reports whether the queue was empty.
 func (in *input) read() (b []byte, waited bool, err error) {
 	in.tries = 0
 	if err := in.queue.conn.Read(in.try); err != nil {
@@ -138,7 +139,7 @@ func (in *input) result() ([]byte, error) {
 	return in.buf[:in.n], nil
 }
 
-// passing reports whether an error may be over at the next read.
+// passing reports whether an error is temporary, so that the next read may succeed.
 func passing(err error) bool {
 	return errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.EFAULT)
 }

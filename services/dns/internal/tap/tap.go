@@ -4,9 +4,9 @@
 // Package tap serves the queue of the TAP device: it reads the packets of redirected connections, and releases,
 // answers or drops them as package exchange decides.
 //
-// One goroutine reads, and another one helps when there are many packets. They wait for packets only: an answer that is
-// held, a query whose rule set is not known yet and a large answer are left to other goroutines, whose number and
-// memory the pods share.
+// One goroutine reads the queue, and a second one helps when there are many packets. They wait only for packets. Held
+// answers, queries whose rule set is not known yet, and large answers are left to other goroutines. The number and
+// the memory of these goroutines are limited, and pods share the limits.
 package tap
 
 import (
@@ -31,16 +31,17 @@ import (
 const (
 	// WaitFor is how long a query waits for its rule set.
 	WaitFor = 5 * time.Second
-	// MaxWaits and MaxWaitsPerPod limit the queries that wait for their rule set.
+	// MaxWaits and MaxWaitsPerPod limit the number of queries that wait for their rule set.
 	MaxWaits       = 1024
 	MaxWaitsPerPod = 64
-	// largeMessage is the size of an answer that a reader does not evaluate, because it takes long.
+	// largeMessage is the size in bytes above which a reader leaves an answer to other goroutines, because evaluating
+	// it takes long.
 	largeMessage = 4096
-	// stopGrace is how long held answers wait when the process stops.
+	// stopGrace is how long held answers may still wait when the process stops.
 	stopGrace = time.Second
-	// podTime is how long an answer waits until sluice-datapath has reported the pod that has asked.
+	// podTime is how long an answer waits for sluice-datapath to report the pod that asked.
 	podTime = time.Second
-	// readPause is the pause after a read for which the kernel had no memory.
+	// readPause is the pause after a read that failed because the kernel had no memory.
 	readPause = 10 * time.Millisecond
 )
 
@@ -68,7 +69,7 @@ type Loop struct {
 	Counts    Counts
 	fragments *fragment.Packets
 	work      *work
-	stop      context.CancelFunc // ends the work
+	stop      context.CancelFunc // stops the work
 
 	waits struct {
 		sync.Mutex
@@ -90,10 +91,11 @@ func New(o Options) *Loop {
 	return l
 }
 
-// errStopped is returned for a queue that arrives after the loop was stopped.
+// errStopped is returned for a queue that arrives after the loop has stopped.
 var errStopped = errors.New("sluice-dns is stopping")
 
-// Use serves a queue instead of the one before, whose frames are handled first. It takes over the descriptor.
+// Use serves a queue in place of the former one. It first handles the frames in the former queue. It takes over the
+// descriptor.
 func (l *Loop) Use(fd int) (*Queue, error) {
 	q, err := newQueue(fd)
 	if err != nil {
@@ -120,8 +122,8 @@ func (l *Loop) Use(fd int) (*Queue, error) {
 	return q, nil
 }
 
-// Run stops the loop when ctx ends, after the frames of the queue were handled. Held answers then wait at most a
-// second.
+// Run waits until ctx ends, handles the remaining frames of the queue, and stops the loop. Held answers then wait at
+// most one more second.
 func (l *Loop) Run(ctx context.Context) error {
 	tick := time.NewTicker(fragment.Time)
 	defer tick.Stop()
@@ -160,13 +162,13 @@ func (l *Loop) close() {
 	}
 }
 
-// Later runs or abandons other work of a pod in its turn, within the limits of held answers.
+// Later runs other work of a pod when it is the pod's turn, within the limits of held answers, or abandons it.
 func (l *Loop) Later(endpoint uint16, size int, run func(context.Context), abandon func()) {
 	l.work.add(endpoint, size, &job{run: run, abandon: abandon})
 }
 
-// Fragments returns how many incomplete packets were dropped because their time was over, and because the limit of
-// fragments was used up.
+// Fragments returns how many incomplete packets were dropped because of their waiting time, and because of the
+// limits.
 func (l *Loop) Fragments() (expired, evicted uint64) { return l.fragments.Expire(time.Now()) }
 
 // reader reads frames of a queue, and handles them.
@@ -182,11 +184,11 @@ func (l *Loop) newReader(q *Queue) *reader {
 	return &reader{Loop: l, queue: q, in: newInput(q), reply: make([]byte, 0, 2048)}
 }
 
-// busyFrames is the number of frames without a pause after which the second reader helps. It does not wait for frames
-// itself, because each frame would then wake two threads.
+// busyFrames is the number of consecutive frames without a pause after which the second reader helps. The second
+// reader does not wait for frames, because each frame would then wake two threads.
 const busyFrames = 4
 
-// first handles frames until the queue is replaced, or cannot be read any more.
+// first handles frames until the queue is replaced or can no longer be read.
 func (r *reader) first() {
 	defer close(r.queue.more)
 	frames := 0
@@ -217,28 +219,28 @@ func (r *reader) first() {
 	}
 }
 
-// errReplaced is the reason why the readers of a queue end when it is replaced, or when the process stops.
+// errReplaced is the reason for which the readers of a queue end: the queue was replaced, or the process stops.
 var errReplaced = errors.New("the queue was replaced")
 
-// second handles frames whenever the first reader does not keep up.
+// second handles frames while the first reader cannot keep up.
 func (r *reader) second() {
 	for range r.queue.more {
 		r.drain()
 	}
 }
 
-// drain handles the frames that are in the queue.
+// drain handles the frames that are already in the queue.
 func (r *reader) drain() {
 	for range maxDrained {
 		b, err := r.in.poll()
 		if err != nil {
-			return // the first reader meets the same error
+			return // the first reader gets and handles the same error
 		}
 		r.handle(b)
 	}
 }
 
-// handle handles a frame. b may be used again afterwards.
+// handle handles a frame. The caller may reuse b afterwards.
 func (r *reader) handle(b []byte) {
 	f := &r.frame
 	if err := f.Read(b); err != nil {
@@ -247,7 +249,7 @@ func (r *reader) handle(b []byte) {
 	}
 	switch {
 	case f.Fragmented && f.Role == frame.Initiator:
-		// Resolvers do not fragment queries. A part of a query cannot be evaluated.
+		// Resolvers do not fragment queries, and a fragment of a query cannot be evaluated.
 		r.Counts.Fragments.Add(1)
 		if r.o.Rules.AllowEvery(rules.Tag{Egress: f.Set}) {
 			r.send(r.queue, b)
@@ -278,7 +280,8 @@ func (l *Loop) connection(f *frame.Frame, pod *pods.Pod) exchange.Connection {
 	return c
 }
 
-// send sends a frame. A write fails while the device is down, full, or without memory. Clients ask again.
+// send sends a frame. A write fails while the device is down or full, or the kernel has no memory. The frame is then
+// lost, and clients repeat their queries.
 func (l *Loop) send(q *Queue, b []byte) {
 	if err := q.write(b); err != nil {
 		l.Counts.WriteErrors.Add(1)
@@ -286,7 +289,7 @@ func (l *Loop) send(q *Queue, b []byte) {
 	}
 }
 
-// release sends frames from outside the readers, to the queue that is used now.
+// release sends frames to the current queue. Goroutines other than the readers use it.
 func (l *Loop) release(frames ...[]byte) {
 	q := l.queue.Load()
 	for _, b := range frames {
@@ -303,7 +306,7 @@ func (r *reader) query(b []byte) {
 		r.send(r.queue, b)
 	case exchange.Reply:
 		r.reply = reply[:0]
-		if !f.Intact() { // its server would not answer it either
+		if !f.Intact() { // its server would drop it, too
 			r.Counts.BadChecksum.Add(1)
 			return
 		}
@@ -314,11 +317,11 @@ func (r *reader) query(b []byte) {
 	}
 }
 
-// wait lets a query wait for its rule set.
+// wait makes a query wait for its rule set.
 func (l *Loop) wait(b []byte, pod *pods.Pod) {
 	var f frame.Frame
 	if f.Read(b) != nil {
-		return // it was read before
+		return // cannot fail: it was read before
 	}
 	ctx, cancel := context.WithTimeout(l.work.ctx, WaitFor)
 	l.waits.Lock()
@@ -350,9 +353,9 @@ func (l *Loop) wait(b []byte, pod *pods.Pod) {
 	})
 }
 
-// waited decides about a query that has waited for its rule set.
+// waited decides about a query after it has waited for its rule set.
 func (l *Loop) waited(b []byte, f *frame.Frame, pod *pods.Pod, known bool) {
-	if pod.Gone() { // the ID may be the ID of another pod now
+	if pod.Gone() { // the ID may belong to another pod now
 		l.Counts.PodGone.Add(1)
 		return
 	}
@@ -386,7 +389,7 @@ func (r *reader) answer(b []byte) {
 		}
 		return
 	}
-	if !f.Intact() { // it must not teach an address that no server has sent
+	if !f.Intact() { // a corrupt answer may contain an address that no server has sent
 		r.Counts.BadChecksum.Add(1)
 		return
 	}
@@ -414,7 +417,8 @@ func (l *Loop) hold(endpoint uint16, pod *pods.Pod, b []byte, held *exchange.Hel
 	})
 }
 
-// settle returns when a held answer may be released. It waits for a pod that is not known yet.
+// settle returns when a held answer may be released. If the pod that asked is not known yet, settle first waits for
+// it.
 func (l *Loop) settle(ctx context.Context, endpoint uint16, held *exchange.Held) {
 	if held.NeedsAsker() {
 		limited, cancel := context.WithTimeout(ctx, podTime)
@@ -427,7 +431,7 @@ func (l *Loop) settle(ctx context.Context, endpoint uint16, held *exchange.Held)
 	l.o.Exchange.Settle(ctx, held)
 }
 
-// settled releases a held answer.
+// settled releases a held answer after settle.
 func (l *Loop) settled(pod *pods.Pod, began time.Time, frames ...[]byte) {
 	l.o.Held(time.Since(began))
 	if pod.Gone() {
@@ -437,7 +441,7 @@ func (l *Loop) settled(pod *pods.Pod, began time.Time, frames ...[]byte) {
 	l.release(frames...)
 }
 
-// fragment collects a fragment of an answer.
+// fragment handles a fragment of an answer.
 func (r *reader) fragment(b []byte) {
 	frames, data, result := r.fragments.Add(&r.frame, b, time.Now())
 	switch result {
@@ -455,7 +459,7 @@ func (r *reader) fragment(b []byte) {
 	}
 }
 
-// evaluate evaluates a large answer, and releases its frames.
+// evaluate evaluates a large answer and releases its frames.
 func (l *Loop) evaluate(f frame.Frame, frames ...[]byte) {
 	size := 0
 	for _, b := range frames {
@@ -477,6 +481,6 @@ func (l *Loop) evaluate(f frame.Frame, frames ...[]byte) {
 				l.settled(pod, began, frames...)
 			}
 		},
-		abandon: func() { l.Counts.Share.Add(uint64(len(frames))) }, // it cannot be released, because it was not read
+		abandon: func() { l.Counts.Share.Add(uint64(len(frames))) }, // the answer was not evaluated, so it is dropped
 	})
 }

@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// policy is sluice-policy. While gate is not nil, each call of Learn waits for a value of it.
+// policy simulates sluice-policy. While gate is not nil, each call of Learn waits for a value from gate.
 type policy struct {
 	mu    sync.Mutex
 	calls []string      // guarded by mu
@@ -71,7 +71,7 @@ func (p *policy) close() chan struct{} {
 	return p.gate
 }
 
-// device is the other end of a queue: what is sent to it is read by the loop.
+// device is the other end of a queue. The loop reads what is sent to it.
 type device struct {
 	*Loop
 	t      testing.TB
@@ -124,7 +124,7 @@ func owner(id uint32) workload.Owner {
 	return workload.Owner{ContainerID: fmt.Sprint("container", id), Interface: "eth0"}
 }
 
-// attach gives the loop another queue and returns its other end.
+// attach gives the loop another queue, and returns the other end of this queue.
 func (d *device) attach() int {
 	d.t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -164,7 +164,7 @@ func (d *device) receive() []byte {
 	return b[:n]
 }
 
-// passes sends frames that must come back unchanged, in their order.
+// passes sends frames, which must come back unchanged and in the same order.
 func (d *device) passes(frames ...[]byte) {
 	d.t.Helper()
 	d.send(frames...)
@@ -185,13 +185,13 @@ func until(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// drops sends frames, of which the loop drops all. count counts dropped packets.
+// drops sends frames, all of which the loop must drop. count returns the number of dropped packets.
 func (d *device) drops(what string, count func() uint64, frames ...[]byte) {
 	d.t.Helper()
 	before, n := count(), uint64(len(frames))
 	d.send(frames...)
 	until(d.t, what+": a drop", func() bool { return count() >= before+n })
-	// No frame was released, so the sentinel is the next frame.
+	// No frame was released, so the sentinel is the next frame that arrives.
 	d.passes(query(65_000, "sentinel.example.com.", dnsmessage.TypeA).Bytes())
 	if got := count(); got != before+n {
 		d.t.Errorf("%s: %d were dropped, want %d", what, got-before, n)
@@ -273,7 +273,7 @@ func TestLookupsPassUnchanged(t *testing.T) {
 		}
 	}
 	want := []string{"www.example.com.[192.0.2.1]", "ipv6.example.com.[2001:db8::1]"}
-	if got := d.policy.learned(); !slices.Equal(got, want) { // once each: then they are enforced
+	if got := d.policy.learned(); !slices.Equal(got, want) { // once each, and then enforced
 		t.Errorf("learned %v, want %v", got, want)
 	}
 }
@@ -326,7 +326,7 @@ func TestRefusedInTheServersName(t *testing.T) {
 	d.drops("a wrong checksum", d.Counts.BadChecksum.Load, broken)
 }
 
-// twoQuestions returns a query with an allowed and a refused name.
+// twoQuestions returns a query with two questions: an allowed and a refused name.
 func twoQuestions() frametest.Packet {
 	q := query(4, "www.example.com.", dnsmessage.TypeA)
 	q.Payload = pack(dnsmessage.Message{
@@ -395,7 +395,7 @@ func TestForgedAnswersTeachNothing(t *testing.T) {
 	if got := d.policy.learned(); len(got) != 0 {
 		t.Errorf("learned %v", got)
 	}
-	d.passes(genuine.Bytes()) // the query still waits for it
+	d.passes(genuine.Bytes()) // the query still waits for the genuine answer
 	if got := d.policy.learned(); len(got) != 1 {
 		t.Errorf("then learned %v", got)
 	}
@@ -446,7 +446,7 @@ func TestChainsCaseEDNSTruncation(t *testing.T) {
 	}
 }
 
-// large returns an answer of some 3,000 bytes.
+// large returns an answer of about 3,000 bytes.
 func large(q frametest.Packet, name string) frametest.Packet {
 	var records []string
 	for i := range 100 {
@@ -517,7 +517,7 @@ func TestAttacksByFragmentsTeachNothing(t *testing.T) {
 	if got := d.policy.learned(); len(got) != 0 {
 		t.Errorf("learned %v", got)
 	}
-	// Many packets that never end take no memory beyond the limit, and no other lookup.
+	// Many packets that are never complete take no more memory than the limit, and do not disturb other lookups.
 	for i := range 10_000 {
 		endless := whole
 		endless.ID, endless.Endpoint = uint32(1000+i), 8
@@ -590,8 +590,8 @@ func TestReusedEndpointInheritsNoQueries(t *testing.T) {
 	d.passes(answer(q).Bytes())
 }
 
-// TestOnePodDelaysNoOther: while sluice-policy answers nothing, a pod holds more answers than it may, and lets more
-// queries wait than it may. The next call of Learn is for the answer of another pod.
+// TestOnePodDelaysNoOther: sluice-policy does not answer. One pod exceeds the limits of held answers and of waiting
+// queries. Nevertheless, the next call of Learn is for the answer of another pod.
 func TestOnePodDelaysNoOther(t *testing.T) {
 	d := newDevice(t, time.Hour)
 	gate := d.policy.close()
@@ -600,12 +600,12 @@ func TestOnePodDelaysNoOther(t *testing.T) {
 	for i := range uint16(flood) {
 		q := query(i, fmt.Sprintf("n%d.example.com.", i), dnsmessage.TypeA)
 		d.send(q.Bytes())
-		for !bytes.Equal(d.receive(), q.Bytes()) { // in between come answers that were beyond the share
+		for !bytes.Equal(d.receive(), q.Bytes()) { // answers beyond the share arrive in between
 			released++
 		}
 		d.send(answer(q, fmt.Sprintf("n%d.example.com. 192.0.%d.%d", i, i/250, i%250)).Bytes())
 		q.Set = 10
-		d.send(q.Bytes()) // waits for its rule set
+		d.send(q.Bytes()) // the query waits for its rule set
 	}
 	until(t, "all packets of the noisy pod", func() bool {
 		return d.Counts.Queries.Load() == 2*flood && d.Counts.Answers.Load() == flood
@@ -651,12 +651,12 @@ func TestQueueIsReplaced(t *testing.T) {
 	former := d.fd
 	d.fd = d.attach()
 	b := make([]byte, 1)
-	if n, err := unix.Read(former, b); err != nil || n != 0 { // it was closed
+	if n, err := unix.Read(former, b); err != nil || n != 0 { // the former queue was closed
 		t.Errorf("the former queue: %d bytes, %v", n, err)
 	}
 	unix.Close(former)
 	gate <- struct{}{}
-	if got := d.receive(); !bytes.Equal(got, a) { // a held answer goes to the queue that is there now
+	if got := d.receive(); !bytes.Equal(got, a) { // a held answer is sent to the current queue
 		t.Errorf("released % x", got)
 	}
 	d.passes(q.Bytes())
@@ -690,7 +690,7 @@ func TestQueueThatCannotBeReadEnds(t *testing.T) {
 	d.passes(query(1, "www.example.com.", dnsmessage.TypeA).Bytes())
 }
 
-// TestFullDeviceBlocksNoReader: packets that the device does not take are dropped, and the others are read.
+// TestFullDeviceBlocksNoReader: a full device drops packets. The readers do not block and continue to read.
 func TestFullDeviceBlocksNoReader(t *testing.T) {
 	d := newDevice(t, time.Minute)
 	sent := uint64(0)
@@ -710,7 +710,8 @@ func TestFullDeviceBlocksNoReader(t *testing.T) {
 	d.passes(query(1, "www.example.com.", dnsmessage.TypeA).Bytes())
 }
 
-// TestPacketsAllocateNothing: a query that is released, and an answer whose addresses are enforced.
+// TestPacketsAllocateNothing: handling a query that is released, and an answer whose addresses are enforced,
+// allocates no memory.
 func TestPacketsAllocateNothing(t *testing.T) {
 	d := newDevice(t, time.Minute)
 	r := d.newReader(d.queue.Load())
@@ -736,7 +737,7 @@ func TestPacketsAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestStopReleasesHeldAnswers: a stopping process releases what it holds.
+// TestStopReleasesHeldAnswers: a stopping process releases the answers that it holds.
 func TestStopReleasesHeldAnswers(t *testing.T) {
 	d := newDevice(t, time.Hour)
 	d.policy.close()

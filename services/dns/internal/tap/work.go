@@ -10,17 +10,18 @@ import (
 	"github.com/sluice-net/sluice/services/dns/internal/fair"
 )
 
-// Limits of the work that no reader waits for. Sizes are in bytes; each job counts jobCost in addition to its frames.
+// Limits of the jobs that other goroutines than the readers run. Sizes are in bytes. Each job counts jobCost in
+// addition to the size of its frames.
 const (
 	MaxHeldBytes       = 16 << 20
 	MaxHeldBytesPerPod = 2 << 20
 	jobCost            = 4 << 10
 
-	maxRunning       = 16 // jobs that run at a time
+	maxRunning       = 16 // jobs that run at the same time
 	maxRunningPerPod = 4
 )
 
-// job is work that no reader waits for: to evaluate a large answer, or to hold one.
+// job is work that is too slow for a reader: evaluating a large answer, or holding an answer.
 type job struct {
 	run func(context.Context)
 	// abandon is called instead of run if other jobs need the memory.
@@ -29,24 +30,24 @@ type job struct {
 	item *fair.Item
 }
 
-// line has the jobs of one pod.
+// line contains the jobs of one pod.
 type line struct {
 	endpoint uint16
-	jobs     []*job // that do not run yet, oldest first
+	jobs     []*job // jobs that do not run yet, oldest first
 	running  int
 	inTurn   bool
 }
 
-// work runs jobs. Pods take turns, and each one has a limit of the jobs that run, so that a pod with many jobs does not
-// delay the others.
+// work runs jobs. Pods take turns, and the number of running jobs of each pod is limited. So a pod with many jobs
+// does not delay other pods.
 type work struct {
 	ctx context.Context
 
 	mu      sync.Mutex
 	limit   *fair.Limit      // guarded by mu
 	lines   map[uint16]*line // guarded by mu; the pods with jobs
-	turn    []*line          // guarded by mu; with a job that may run, in their order
-	dropped []*job           // guarded by mu; to be abandoned
+	turn    []*line          // guarded by mu; lines with a job that may run, in the order of their turns
+	dropped []*job           // guarded by mu; jobs to be abandoned
 	workers int              // guarded by mu
 	closed  bool             // guarded by mu
 	running sync.WaitGroup
@@ -58,14 +59,14 @@ func newWork(ctx context.Context) *work {
 	}
 }
 
-// add adds a job of a pod. size is the size of its frames. Jobs that do not fit into the limits are abandoned: the
-// oldest ones of the pod that uses most, or else the new one. Running jobs count no more, because they are few.
+// add adds a job of a pod. size is the size of its frames. If the limits are exceeded, jobs are abandoned: the oldest
+// jobs of the pod that uses most, or else the new job. Running jobs do not count, because they are few.
 func (w *work) add(endpoint uint16, size int, j *job) {
 	w.mu.Lock()
 	if !w.closed {
 		j.item = w.limit.Add(endpoint, size+jobCost, func() {
 			l := w.lines[endpoint]
-			l.jobs = l.jobs[1:] // the oldest one is the first
+			l.jobs = l.jobs[1:] // the dropped job is the oldest, which is the first
 			w.settle(l)
 			w.dropped = append(w.dropped, j)
 		})
@@ -93,7 +94,7 @@ func (w *work) add(endpoint uint16, size int, j *job) {
 	}
 }
 
-// settle adds a line to those that have a turn if it should be there, or forgets it if it has no jobs.
+// settle adds a line to the turns if it has a job that may run, or removes the line if it has no jobs.
 func (w *work) settle(l *line) {
 	switch {
 	case len(l.jobs) == 0 && l.running == 0 && !l.inTurn:
@@ -112,7 +113,7 @@ func (w *work) serve() {
 		l := w.turn[0]
 		w.turn = w.turn[1:]
 		l.inTurn = false
-		if len(l.jobs) == 0 { // its jobs were abandoned meanwhile
+		if len(l.jobs) == 0 { // its jobs were abandoned in the meantime
 			w.settle(l)
 			continue
 		}
@@ -130,7 +131,7 @@ func (w *work) serve() {
 	w.workers--
 }
 
-// close waits for the jobs. Further ones are abandoned.
+// close waits for the jobs. Jobs that are added later are abandoned.
 func (w *work) close() {
 	w.mu.Lock()
 	w.closed = true

@@ -2,11 +2,11 @@
 // Copyright 2026 The Sluice Authors
 
 // Package attach attaches this process to the datapath: it receives the queue of the TAP device from sluice-datapath,
-// and writes the heartbeat that the programs look at. By the same connection it gets the listeners for TCP connections,
-// and sockets to the servers.
+// and writes the heartbeat that the eBPF programs check. Over the same connection it gets the listeners for TCP
+// connections, and sockets for connections to DNS servers.
 //
-// The connection to sluice-datapath is a lease. When it ends, the programs may still redirect packets, for example
-// while sluice-datapath restarts. So the queue and the heartbeat stay in use until the next connection brings others.
+// The eBPF programs may still redirect packets after the connection has ended, for example while sluice-datapath
+// restarts. So the queue and the heartbeat stay in use until the next connection replaces them.
 package attach
 
 import (
@@ -35,27 +35,27 @@ const (
 
 const (
 	maxMessage = 64 << 10
-	// maxDescriptors is the largest number of descriptors that the kernel passes with a message.
+	// maxDescriptors is the maximum number of descriptors that the kernel passes with one message.
 	maxDescriptors = 253
 )
 
-// Queue is a queue that is served.
+// Queue is a queue of the TAP device that is being served.
 type Queue interface {
-	Ended() <-chan struct{} // closed when the queue cannot be read any more
+	Ended() <-chan struct{} // closed when the queue can no longer be read
 	Err() error             // why
 }
 
 // Options describe an Attachment. All fields are required.
 type Options struct {
-	Socket string // of sluice-datapath, of type SOCK_SEQPACKET
-	// Use serves a queue, given by its descriptor, instead of the one before. It takes over the descriptor.
+	Socket string // socket of sluice-datapath, of type SOCK_SEQPACKET
+	// Use serves a queue in place of the former one. It takes over the descriptor fd of the queue.
 	Use func(fd int) (Queue, error)
-	// Listen accepts TCP connections from listeners instead of those before. It takes over the descriptors.
+	// Listen accepts TCP connections from these listeners in place of the former ones. It takes over the descriptors.
 	Listen func(fds []int)
 	Log    *slog.Logger
 }
 
-// Attachment keeps the process attached while Run runs.
+// Attachment keeps the process attached to the datapath while Run runs.
 type Attachment struct {
 	o    Options
 	beat beat
@@ -75,13 +75,13 @@ func New(o Options) *Attachment {
 
 var errNever = errors.New("not connected to sluice-datapath yet")
 
-// Err returns why the process is not attached; nil if it is.
+// Err returns the reason why the process is not attached; nil if it is attached.
 func (a *Attachment) Err() error { return a.err.get() }
 
-// TCPErr returns why the process gets no TCP connections; nil if it does.
+// TCPErr returns the reason why the process gets no TCP connections; nil if it gets them.
 func (a *Attachment) TCPErr() error { return a.tcp.get() }
 
-// Run attaches the process until ctx ends, again and again.
+// Run attaches the process, and attaches it again after each failure, until ctx ends.
 func (a *Attachment) Run(ctx context.Context) error {
 	beating := make(chan struct{})
 	go func() {
@@ -117,14 +117,15 @@ func (a *Attachment) Run(ctx context.Context) error {
 	return nil
 }
 
-// attach connects, and returns when the connection or the queue ends.
+// attach connects, and returns when the connection or the queue ends. attached is false if the process could not be
+// attached.
 func (a *Attachment) attach(ctx context.Context) (attached bool, err error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unixpacket", a.o.Socket)
 	if err != nil {
 		return false, fmt.Errorf("connect to sluice-datapath: %w", err)
 	}
-	conn := c.(*net.UnixConn) //nolint:forcetypeassert // the network says so
+	conn := c.(*net.UnixConn) //nolint:forcetypeassert // a unixpacket network has such connections
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
 	m, fds, err := receive(conn)
@@ -157,7 +158,7 @@ func (a *Attachment) attach(ctx context.Context) (attached bool, err error) {
 	return true, err
 }
 
-// receive reads the first message, and returns its two descriptors.
+// receive reads the first message, and returns the message and its two descriptors.
 func receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
 	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxDescriptors*4))
 	n, descriptors, flags, _, err := conn.ReadMsgUnix(b, oob)

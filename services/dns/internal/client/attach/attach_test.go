@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// datapath is the listener of sluice-datapath.
+// datapath simulates sluice-datapath with a listener.
 type datapath struct {
 	t *testing.T
 	l *net.UnixListener
@@ -87,7 +87,7 @@ func message(change func(m *datapathv1.ProxyAttachment)) []byte {
 	return b
 }
 
-// send sends a message with a queue and the memory of a heartbeat, and returns the other end of the queue.
+// send sends a message with a queue and the memory of a heartbeat. It returns the other end of the queue.
 func (d *datapath) send(conn *net.UnixConn, b []byte, beat int, more ...int) int {
 	d.t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -158,7 +158,7 @@ func until(t *testing.T, what string, condition func() bool) {
 
 func TestQueueAndHeartbeatOutliveTheConnection(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "proxy.sock")
-	a, u := start(t, path) // the datapath comes later
+	a, u := start(t, path) // the datapath starts later
 	if a.Err() == nil {
 		t.Error("attached without a datapath")
 	}

@@ -16,10 +16,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// beatInterval is the interval of the heartbeat. The programs regard a proxy as absent after 100 ms without one.
+// beatInterval is the interval of the heartbeat. The eBPF programs treat the proxy as absent after 100 ms without a
+// heartbeat.
 const beatInterval = 20 * time.Millisecond
 
-// maxMapped is the size up to which the memory of the heartbeat is mapped.
+// maxMapped is the maximum size of the heartbeat memory that is mapped.
 const maxMapped = 64 << 10
 
 // mapped is the memory of a heartbeat.
@@ -28,26 +29,26 @@ type mapped struct {
 	word *atomic.Uint64
 }
 
-// mapBeat maps the memory of a descriptor. offset is a multiple of 8.
+// mapBeat maps the memory of a descriptor. offset is the position of the heartbeat, a multiple of 8.
 func mapBeat(fd, offset int) (*mapped, error) {
 	page := os.Getpagesize()
 	all, err := unix.Mmap(fd, 0, (offset/page+1)*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map the memory of the heartbeat: %w", err)
 	}
-	word := (*atomic.Uint64)(unsafe.Pointer(&all[offset])) //nolint:gosec // the programs read this word
+	word := (*atomic.Uint64)(unsafe.Pointer(&all[offset])) //nolint:gosec // the eBPF programs read this value
 	return &mapped{all, word}, nil
 }
 
 func (m *mapped) unmap() error { return unix.Munmap(m.all) }
 
-// beat writes the heartbeat.
+// beat writes the heartbeat into the mapped memory.
 type beat struct {
 	mu  sync.Mutex
 	now *mapped // guarded by mu; nil before the first attachment
 }
 
-// use replaces the memory.
+// use replaces the memory into which the heartbeat is written.
 func (b *beat) use(m *mapped) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -69,8 +70,8 @@ func (b *beat) write() {
 	}
 }
 
-// run writes the heartbeat until ctx ends. It has a thread of its own, so that it does not
-// wait for goroutines that are busy with packets.
+// run writes the heartbeat until ctx ends. It uses a thread of its own, so that goroutines that are busy with packets
+// do not delay it.
 func (b *beat) run(ctx context.Context) {
 	runtime.LockOSThread() // the thread ends with the goroutine
 	interval := unix.NsecToTimespec(int64(beatInterval))
@@ -80,11 +81,11 @@ func (b *beat) run(ctx context.Context) {
 			b.write()
 		}
 		b.mu.Unlock()
-		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, 0, &interval, nil) // interrupted: the next heartbeat comes earlier
+		_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, 0, &interval, nil) // if interrupted, the next one is earlier
 	}
 }
 
-// problem is the reason why something does not work.
+// problem is the reason for which something does not work.
 type problem struct {
 	mu  sync.Mutex
 	err error // guarded by mu

@@ -20,23 +20,23 @@ import (
 )
 
 const (
-	// batch is the number of sockets of a request. Fewer than lowMark free ones make the next request, so that
-	// sockets are left while sluice-datapath restarts.
+	// batch is the number of sockets that one request asks for. If fewer than lowMark sockets are free, the next
+	// request is sent, so that free sockets are left while sluice-datapath restarts.
 	batch   = 64
 	lowMark = 64
-	// retryPause precedes the next request after one that has failed.
+	// retryPause is the pause before a request is repeated after a failure.
 	retryPause = 10 * time.Second
 )
 
-// pool has the sockets of the proxy namespace that are free.
+// pool contains the free sockets of the proxy's network namespace.
 type pool struct {
 	mu        sync.Mutex
 	conn      *net.UnixConn // nil: not attached; guarded by mu
 	namespace int           // -1: none yet; guarded by mu
-	listeners []int         // copies; guarded by mu
-	ready     bool          // conn has brought the namespace; guarded by mu
+	listeners []int         // copies of the listeners; guarded by mu
+	ready     bool          // the namespace was received on conn; guarded by mu
 	free      [2][]int      // IPv4, IPv6; guarded by mu
-	asked     [2]bool       // conn will bring more; guarded by mu
+	asked     [2]bool       // more were requested on conn; guarded by mu
 	changed   chan struct{} // guarded by mu; closed and replaced when sockets have arrived
 	closed    bool          // guarded by mu
 }
@@ -48,7 +48,8 @@ func family(ipv6 bool) int {
 	return 0
 }
 
-// Take returns an unbound socket of the proxy namespace, which the caller closes. It waits for one until ctx ends.
+// Take returns an unbound socket of the proxy's network namespace. The caller must close it. If no socket is free,
+// Take waits until ctx ends.
 func (a *Attachment) Take(ctx context.Context, ipv6 bool) (fd int, err error) {
 	p := &a.pool
 	for {
@@ -74,7 +75,7 @@ func (a *Attachment) Take(ctx context.Context, ipv6 bool) (fd int, err error) {
 	}
 }
 
-// refill asks for sockets if few are free. The lock is held.
+// refill requests sockets if few are free. Called with the lock held.
 func (p *pool) refill(ipv6 bool) {
 	f := family(ipv6)
 	if len(p.free[f]) >= lowMark || p.asked[f] || !p.ready {
@@ -85,8 +86,8 @@ func (p *pool) refill(ipv6 bool) {
 	}}) == nil
 }
 
-// send sends a request. The lock is held, and the few requests that are not answered yet fit into the buffer of the
-// connection.
+// send sends a request. Called with the lock held. It does not block: the few unanswered requests fit into the buffer
+// of the connection.
 func (p *pool) send(m *datapathv1.ProxyRequest, files ...int) error {
 	if p.conn == nil {
 		return errNever
@@ -103,7 +104,7 @@ func (p *pool) send(m *datapathv1.ProxyRequest, files ...int) error {
 	return err
 }
 
-// ask asks for the namespace.
+// ask requests the namespace.
 func (p *pool) ask() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -116,7 +117,7 @@ func (p *pool) ask() error {
 	return p.send(m, append([]int{p.namespace}, p.listeners...)...)
 }
 
-// use replaces the connection; nil: not attached.
+// use replaces the connection. nil means that the process is not attached.
 func (p *pool) use(conn *net.UnixConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,16 +132,16 @@ func (p *pool) close() {
 	p.leave()
 }
 
-// leave closes the descriptors of the namespace. The lock is held.
+// leave closes the descriptors of the namespace. Called with the lock held.
 func (p *pool) leave() {
 	if p.namespace >= 0 {
-		unix.Close(p.namespace) //nolint:errcheck // nothing was written
+		unix.Close(p.namespace) //nolint:errcheck // nothing was written to it
 	}
 	seqpacket.CloseAll(p.listeners)
 	p.namespace, p.listeners = -1, nil
 }
 
-// drop closes the free sockets. The lock is held.
+// drop closes the free sockets. Called with the lock held.
 func (p *pool) drop() {
 	for f := range p.free {
 		seqpacket.CloseAll(p.free[f])
@@ -148,7 +149,8 @@ func (p *pool) drop() {
 	}
 }
 
-// enter replaces the namespace. Sockets of another one cannot be used any more. It keeps copies of the listeners.
+// enter replaces the namespace. Free sockets of the former namespace are closed, because they can no longer be used.
+// It keeps copies of the listeners.
 func (p *pool) enter(fd int, listeners []int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -165,7 +167,7 @@ func (p *pool) enter(fd int, listeners []int) {
 	p.wake()
 }
 
-// same reports whether two descriptors are of one namespace.
+// same reports whether two descriptors refer to the same namespace.
 func same(a, b int) bool {
 	var x, y unix.Stat_t
 	return unix.Fstat(a, &x) == nil && unix.Fstat(b, &y) == nil && x.Dev == y.Dev && x.Ino == y.Ino
@@ -183,7 +185,7 @@ func (p *pool) add(fds []int, ipv6 bool) {
 	p.wake()
 }
 
-// wake wakes those who wait for sockets. The lock is held.
+// wake wakes the callers of Take. Called with the lock held.
 func (p *pool) wake() {
 	if p.changed != nil {
 		close(p.changed)
@@ -191,7 +193,7 @@ func (p *pool) wake() {
 	}
 }
 
-// serve asks for the namespace, and handles replies until the connection ends.
+// serve requests the namespace, and handles replies until the connection ends.
 func (a *Attachment) serve(conn *net.UnixConn) error {
 	if a.o.Listen != nil {
 		a.pool.use(conn)
@@ -210,7 +212,7 @@ func (a *Attachment) serve(conn *net.UnixConn) error {
 		}
 		m := &datapathv1.ProxyReply{}
 		if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || proto.Unmarshal(b[:n], m) != nil || a.o.Listen == nil {
-			seqpacket.CloseAll(fds) // of a later version
+			seqpacket.CloseAll(fds) // a reply of a later version
 			continue
 		}
 		a.take(m, fds)
@@ -233,7 +235,7 @@ func (a *Attachment) take(m *datapathv1.ProxyReply, fds []int) {
 		if a.tcp.get() != nil {
 			a.tcp.set(err)
 		}
-		a.o.Log.Warn("sluice-datapath does not serve a request; asking again", "after", retryPause, log.Err(err))
+		a.o.Log.Warn("sluice-datapath has refused a request; retrying", "after", retryPause, log.Err(err))
 		time.AfterFunc(retryPause, a.again)
 	default:
 		seqpacket.CloseAll(fds)

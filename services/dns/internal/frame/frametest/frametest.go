@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package frametest makes the frames of pods and servers for tests. It shares no code with package frame.
+// Package frametest builds frames of pods and servers for tests. It shares no code with package frame.
 package frametest
 
 import (
@@ -19,13 +19,13 @@ type Packet struct {
 	ID                  uint32 // of fragments
 	Options             int    // bytes of options in the IP header, a multiple of 8
 	NoChecksum          bool
-	Atomic              bool // with an IPv6 fragment header, although it is whole
+	Atomic              bool // with an IPv6 fragment header, although it is not fragmented
 }
 
 // Bytes returns the frame of the packet.
 func (p Packet) Bytes() []byte { return p.frame(p.datagram(), 0, false, false) }
 
-// Fragments returns the frames of the packet's fragments. size is the largest data of a fragment.
+// Fragments returns the frames of the packet's fragments. size is the maximum size of the data of a fragment.
 func (p Packet) Fragments(size int) (frames [][]byte) {
 	data := p.datagram()
 	size -= size % 8
@@ -36,7 +36,7 @@ func (p Packet) Fragments(size int) (frames [][]byte) {
 	return frames
 }
 
-// Fragment returns the frame of a fragment with any data.
+// Fragment returns the frame of a fragment with the given data.
 func (p Packet) Fragment(data []byte, offset int, more bool) []byte {
 	return p.frame(data, offset, more, true)
 }

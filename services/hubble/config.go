@@ -37,7 +37,7 @@ type ListenConfig struct {
 	Key       string `config:"key" help:"file with the key of the certificate"`
 	ClientCA  string `config:"clientCA" help:"file with the CA certificates that verify clients"`
 	Advertise string `config:"advertise" help:"host:port for peers; empty: the address, if it names a host"`
-	// ServerName lets all nodes have the same certificate.
+	// ServerName allows all nodes to share one certificate.
 	ServerName string `config:"serverName" help:"name in the certificates of all nodes; empty: each node's name"`
 }
 
@@ -73,7 +73,7 @@ func defaults(p instance.Paths) Config {
 	}
 }
 
-// maxAge is the greatest age of flows.
+// maxAge is the maximum age of flows.
 const maxAge = 7 * 24 * time.Hour
 
 // Validate reports invalid settings. Package config calls it.
@@ -122,7 +122,8 @@ func (l ListenConfig) validate(p *config.Problems) {
 	}
 }
 
-// advertised returns the address for peers. Without an address that others can connect to, it is the socket.
+// advertised returns the address for peers. If the configuration has no address that other nodes can connect to, it
+// returns the socket.
 func (l ListenConfig) advertised(socket string) string {
 	host, _, _ := net.SplitHostPort(l.Address)
 	switch ip, _ := netip.ParseAddr(host); {
@@ -152,7 +153,7 @@ func (c *Config) files() sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
 	if c.Listen.Address != "" {
 		for _, file := range []string{c.Listen.Cert, c.Listen.Key, c.Listen.ClientCA} {
-			f.Read = append(f.Read, filepath.Dir(file)) // new files may replace them
+			f.Read = append(f.Read, filepath.Dir(file)) // the directory, because new files may replace the files
 		}
 	}
 	return f

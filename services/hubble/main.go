@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// sluice-hubble serves the flows of a node by the API of Hubble, so that the hubble CLI works, keeps them on disk, and
-// counts them in metrics with Hubble's names. The datapath works the same without it. See docs/hubble.md.
+// sluice-hubble serves the flows of a node through Hubble's API, so that the hubble CLI works. It keeps the flows on
+// disk, and counts them in metrics with Hubble's names. The datapath does not depend on it. See docs/hubble.md.
 package main
 
 import (
@@ -109,20 +109,20 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("losses", sink.Run)
 	p.Go("nodes", nodes.Run)
 	p.Go("events", func(ctx context.Context) error { return events.Run(ctx, after) })
-	// Stored flows can be read while the datapath is unavailable.
+	// Stored flows can be read even while the datapath is unavailable.
 	srv.SetAllServing(true)
 	srv.SetServing(server.HealthName, true)
 	p.Ready()
 	return p.Serve(ctx, srv)
 }
 
-// latest returns the ID and the time of the latest stored event, or zero values without one.
+// latest returns the ID and the time of the latest stored event; zero values without one.
 func latest(ctx context.Context, stored *history.History) (id string, at time.Time) {
 	for r := range stored.Backward(ctx, history.Query{}) {
 		if r.Loss {
 			continue
 		}
-		if m, err := record.Event(r.Data); err == nil { // a reader learns of a record that cannot be read
+		if m, err := record.Event(r.Data); err == nil { // a client that reads an unreadable record gets an error
 			return cmp.Or(m.GetFlow().GetUuid(), m.GetRepair().GetUuid()), r.Time
 		}
 	}

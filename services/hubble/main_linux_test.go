@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// bench is a place for processes of the service, with a datapath.
+// bench is a test environment for processes of the service, with a datapath.
 type bench struct {
 	*servicetest.Place
 	*datapath
@@ -77,8 +77,8 @@ func (b *bench) start(args ...string) *proc {
 	return &proc{Process: p, ObserverClient: observer.NewObserverClient(p.Conn), t: b.t}
 }
 
-// datapath is the part of sluice-datapath that this service calls: it keeps its last events, and each reader has a
-// position of its own.
+// datapath simulates the part of sluice-datapath that this service calls. It keeps its last events; each reader has
+// its own position.
 type datapath struct {
 	datapathv1.UnimplementedObserverServiceServer
 	t    testing.TB
@@ -118,7 +118,7 @@ func (d *datapath) begin() {
 	d.mu.Lock()
 	d.server = s
 	d.mu.Unlock()
-	go s.Serve(l) //nolint:errcheck // ends with end
+	go s.Serve(l) //nolint:errcheck // the server stops in end
 }
 
 func (d *datapath) end() {
@@ -141,7 +141,7 @@ func (d *datapath) happen(events int) {
 	d.news = make(chan struct{})
 }
 
-// event returns the event with a number: every tenth is dropped.
+// event returns the event with a number. Every tenth event is a drop.
 func event(number int) *datapathv1.Flow {
 	f := &datapathv1.Flow{
 		Time: timestamppb.Now(), Uuid: fmt.Sprint(number), NodeName: "node-1",
@@ -164,8 +164,8 @@ func event(number int) *datapathv1.Flow {
 	return f
 }
 
-// Observe sends the events after the requested one. A reader that is too slow, or comes too late, gets a message about
-// what it lost.
+// Observe sends the events after the requested event. A reader that is too slow, or starts too late, gets a message
+// about lost events.
 func (d *datapath) Observe(
 	r *datapathv1.ObserveRequest, stream grpc.ServerStreamingServer[datapathv1.ObserveResponse],
 ) error {
@@ -210,7 +210,7 @@ func (d *datapath) Observe(
 	}
 }
 
-// count returns the number of stored flows, and the number of lost ones.
+// count returns the numbers of stored and of lost flows.
 func (p *proc) count(r *observer.GetFlowsRequest) (flows, lost int, err error) {
 	stream, err := p.GetFlows(servicetest.Context(p.t), r)
 	if err != nil {
@@ -232,7 +232,7 @@ func (p *proc) count(r *observer.GetFlowsRequest) (flows, lost int, err error) {
 	}
 }
 
-// wants waits until the flows that a request selects, and the lost ones, have these numbers.
+// wants waits until a request selects this number of flows, and this number is lost.
 func (p *proc) wants(flows, lost int, r *observer.GetFlowsRequest) {
 	p.t.Helper()
 	servicetest.EventuallyNil(p.t, fmt.Sprintf("%d flows, %d lost", flows, lost), func() error {
@@ -244,8 +244,8 @@ func (p *proc) wants(flows, lost int, r *observer.GetFlowsRequest) {
 	})
 }
 
-// TestServiceFollowsTheDatapath: across restarts of both processes no flow is missing and none comes twice, and a loss
-// is a message.
+// TestServiceFollowsTheDatapath: when either process restarts, no flow is missing or duplicated, and a loss is
+// reported.
 func TestServiceFollowsTheDatapath(t *testing.T) {
 	b := newBench(t)
 	b.happen(50)
@@ -268,8 +268,8 @@ func TestServiceFollowsTheDatapath(t *testing.T) {
 	p.Kill()
 	b.happen(ring + 30) // 30 more than the datapath keeps
 	p = b.start()
-	// A killed process may have lost the flows of its last second. It asks for them again, and the datapath knows how
-	// many it does not have any more.
+	// A killed process may have lost the flows of its last second. The next process requests them again, and the
+	// datapath reports how many it no longer has.
 	servicetest.EventuallyNil(t, "every flow is stored or reported as lost", func() error {
 		flows, lost, err := p.count(&observer.GetFlowsRequest{})
 		if err == nil && (flows+lost != 70+ring+30 || lost < 30 || lost > 30+10) {
@@ -284,7 +284,7 @@ func TestServiceFollowsTheDatapath(t *testing.T) {
 	if m, err := stream.Recv(); err != nil || m.GetName() != "node-1" {
 		t.Errorf("the first peer: %v, %v", m, err)
 	}
-	// The hubble CLI asks for this name.
+	// The hubble CLI uses this name in its health check.
 	h, err := grpc_health_v1.NewHealthClient(p.Conn).Check(servicetest.Context(t),
 		&grpc_health_v1.HealthCheckRequest{Service: "hubble.server.Observer"})
 	if err != nil || h.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
@@ -292,7 +292,8 @@ func TestServiceFollowsTheDatapath(t *testing.T) {
 	}
 }
 
-// TestStoredFlowsAreReadWithoutTheDatapath: the process is ready, and says that the node is unavailable.
+// TestStoredFlowsAreReadWithoutTheDatapath: without the datapath, the process is ready, and reports that the node is
+// unavailable.
 func TestStoredFlowsAreReadWithoutTheDatapath(t *testing.T) {
 	b := newBench(t)
 	b.happen(20)
@@ -309,7 +310,8 @@ func TestStoredFlowsAreReadWithoutTheDatapath(t *testing.T) {
 	}
 }
 
-// TestSocketAndFilesAreForTheGroupAndTheUser: another user can neither connect nor read the files.
+// TestSocketAndFilesAreForTheGroupAndTheUser: users outside of the group cannot connect to the socket, and other
+// users cannot read the files.
 func TestSocketAndFilesAreForTheGroupAndTheUser(t *testing.T) {
 	b := newBench(t)
 	b.happen(20)
@@ -340,7 +342,7 @@ func TestSocketAndFilesAreForTheGroupAndTheUser(t *testing.T) {
 		conn.Close()
 		t.Error("another user connects to the socket")
 	}
-	// Behind an open directory and a readable socket, the caller's user decides which methods it may call.
+	// Even if the directory and the socket are open to all, the user of the caller decides which methods it may call.
 	if err := os.Chmod(b.socket(), 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -363,8 +365,8 @@ func TestSocketAndFilesAreForTheGroupAndTheUser(t *testing.T) {
 	}
 }
 
-// TestClientsOverTCPNeedACertificate: with the sandbox, also after the files were replaced. Over TCP no client can
-// change the process.
+// TestClientsOverTCPNeedACertificate: clients over TCP need a certificate, in the sandbox and also after the files
+// were replaced. Over TCP, no client can call methods that change the process.
 func TestClientsOverTCPNeedACertificate(t *testing.T) {
 	b := newBench(t)
 	dir := b.Mkdir("tls")
@@ -426,7 +428,8 @@ func TestClientsOverTCPNeedACertificate(t *testing.T) {
 	}
 }
 
-// TestCorruptFilesAreReported: the service starts, serves the other flows, and names the files in its log.
+// TestCorruptFilesAreReported: with corrupt files, the service starts, serves the other flows, and logs the names of
+// the files.
 func TestCorruptFilesAreReported(t *testing.T) {
 	b := newBench(t)
 	const flows = 4 * history.Recent
@@ -471,7 +474,7 @@ func (d *datapath) total() int {
 	return d.count
 }
 
-// reads waits until the service has read this many events.
+// reads waits until the service has read the given number of events.
 func (p *proc) reads(events int) {
 	p.t.Helper()
 	servicetest.Eventually(p.t, fmt.Sprintf("%d events are read", events), func() bool {
@@ -480,14 +483,14 @@ func (p *proc) reads(events int) {
 	})
 }
 
-// TestSeenAndLostAreSent: while some followers read nothing, the others get every flow or a number of lost ones, and
-// every flow is stored.
+// TestSeenAndLostAreSent: some followers do not read. The other followers get every flow, or the number of lost
+// flows. Every flow is stored.
 func TestSeenAndLostAreSent(t *testing.T) {
 	b := newBench(t)
 	p := b.start()
 	ctx, cancel := context.WithCancel(servicetest.Context(t))
 	defer cancel()
-	for range 8 { // they read nothing
+	for range 8 { // these followers read nothing
 		if _, err := p.GetFlows(ctx, &observer.GetFlowsRequest{Follow: true}); err != nil {
 			t.Fatal(err)
 		}

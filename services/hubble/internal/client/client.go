@@ -26,11 +26,11 @@ const (
 	longestPause = time.Second
 )
 
-// Sink receives the events. Its methods are called one at a time.
+// Sink receives the events. Its methods are not called concurrently.
 type Sink interface {
 	Flow(*datapathv1.Flow)
 	Repair(*datapathv1.AttachmentRepair)
-	// Lost reports events that are missing at this position. count is 0 if their number is not known.
+	// Lost reports that events are missing at this position. count is 0 if their number is unknown.
 	Lost(source datapathv1.LossSource, count uint64)
 }
 
@@ -41,17 +41,17 @@ type Stream struct {
 	log    *slog.Logger
 
 	mu  sync.Mutex
-	err error // guarded by mu; why the stream is not open, nil while it is
+	err error // guarded by mu; why the stream is not open; nil while it is open
 }
 
-// New returns a stream that Run opens.
+// New returns a stream. Run opens it.
 func New(conn grpc.ClientConnInterface, sink Sink, l *slog.Logger) *Stream {
 	return &Stream{
 		client: datapathv1.NewObserverServiceClient(conn), sink: sink, log: l, err: errors.New("not connected yet"),
 	}
 }
 
-// Err returns why the stream is not open; nil while it is.
+// Err returns the reason why the stream is not open; nil while it is open.
 func (s *Stream) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,8 +70,8 @@ func (s *Stream) setErr(err error) {
 	s.err = err
 }
 
-// Run follows the events after the one with an ID, or all stored ones if the ID is empty, until ctx ends. After an
-// interruption it continues with the event after the last one, so that the sink gets no event twice.
+// Run follows the events after the event with the ID after, or all stored events if after is empty, until ctx ends.
+// When it reopens the stream, it continues after the last event, so that the sink gets no event twice.
 func (s *Stream) Run(ctx context.Context, after string) error {
 	return watch.Retry(ctx, firstPause, longestPause, func(ctx context.Context) error {
 		return s.follow(ctx, &after)
@@ -93,7 +93,7 @@ func (s *Stream) follow(ctx context.Context, after *string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := stream.Header(); err != nil { // the server sends it before the first event
+	if _, err := stream.Header(); err != nil { // the server sends the header before the first event
 		return err
 	}
 	s.setErr(nil)

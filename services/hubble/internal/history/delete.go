@@ -17,24 +17,25 @@ import (
 
 // Deletion selects records to delete.
 type Deletion struct {
-	// Before excludes records of this time and later; zero excludes none.
+	// Before excludes records of this time and later; zero excludes no record.
 	Before time.Time
 	// Skip reports whether no record of a segment is selected.
 	Skip func(Index) bool
 	// Selects reports whether a record with these facts is selected.
 	Selects func(Facts) bool
-	// Rest returns what stays of the latest record: its position, from which the source continues after a restart.
+	// Rest returns the part of the latest record that stays if the record is deleted: its position in the datapath's
+	// stream, from which the stream continues after a restart.
 	Rest func(data []byte) []byte
-	// ValidateOnly only counts the records.
+	// ValidateOnly is set if records are only counted, and not deleted.
 	ValidateOnly bool
 }
 
-// Delete deletes the present records that are selected, and returns their number. Records about losses stay. It takes
-// one segment at a time, so that new records wait for one segment only. A corrupt segment stays, and its records are
-// not counted.
+// Delete deletes the selected records that exist now, and returns their number. Records about losses stay. It
+// rewrites one segment at a time, so that new records wait at most for one segment. A corrupt segment stays, and its
+// records are not counted.
 func (h *History) Delete(ctx context.Context, d Deletion) (deleted uint64, err error) {
-	// Up to last, records are in files after Flush, unless the disk is full. Those that arrive later may still wait for a
-	// batch, which would write them after they were deleted from memory.
+	// After Flush, the records up to last are in files, unless the disk is full. Records that arrive later may still
+	// wait for a batch. If Delete selected these, the batch would write them after they were deleted from memory.
 	last := h.Last()
 	h.Flush()
 	for _, s := range h.segments(d.Before) {
@@ -57,7 +58,7 @@ func (h *History) Delete(ctx context.Context, d Deletion) (deleted uint64, err e
 	return deleted + n, err
 }
 
-// segments returns copies of the segments with records before a time, or all if it is zero.
+// segments returns copies of the segments with records before a time, or of all segments if the time is zero.
 func (h *History) segments(before time.Time) (all []*segment) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -71,7 +72,7 @@ func (h *History) segments(before time.Time) (all []*segment) {
 	return all
 }
 
-// deleteInMemory deletes records that were not written.
+// deleteInMemory deletes records that are only in memory.
 func (h *History) deleteInMemory(last uint64, d Deletion) (deleted uint64, err error) {
 	gone := make(map[uint64][]byte)
 	for _, r := range h.copy(Query{First: 1, Last: last}).recent {
@@ -90,8 +91,8 @@ func (h *History) deleteInMemory(last uint64, d Deletion) (deleted uint64, err e
 	return uint64(len(gone)), nil
 }
 
-// deletes reports whether a record up to last is deleted, and returns what stays of it; nil if nothing does. A record
-// that is such a rest is not deleted again.
+// deletes reports whether a record is to be deleted; last is the number of the latest record. It returns the rest of
+// the record that stays, or nil. A record that is already such a rest is not deleted again.
 func (d Deletion) deletes(r Record, f Facts, last uint64) (rest []byte, ok bool) {
 	if r.Loss || r.Number > last || !d.Before.IsZero() && !r.Time.Before(d.Before) || !d.Selects(f) {
 		return nil, false
@@ -102,7 +103,7 @@ func (d Deletion) deletes(r Record, f Facts, last uint64) (rest []byte, ok bool)
 	return rest, rest == nil || !bytes.Equal(rest, r.Data)
 }
 
-// deleteIn deletes records in one segment.
+// deleteIn deletes the selected records of one segment.
 func (h *History) deleteIn(of *segment, last uint64, d Deletion) (deleted uint64, err error) {
 	h.writing.Lock()
 	defer h.writing.Unlock()
@@ -153,7 +154,8 @@ func (h *History) deleteIn(of *segment, last uint64, d Deletion) (deleted uint64
 	return uint64(len(gone)), nil
 }
 
-// find returns the segment that is a copy's original, and its part; nil if it is displaced. Called with writing held.
+// find returns the segment of which of is a copy, and its part; nil if the segment was displaced. Called with writing
+// held.
 func (h *History) find(of *segment) (*part, *segment) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -167,8 +169,8 @@ func (h *History) find(of *segment) (*part, *segment) {
 	return nil, nil
 }
 
-// replace replaces a segment by one with the kept frames, or removes it if no record is kept. A journal becomes a
-// segment, so that its part continues with a new journal. Called with writing held.
+// replace replaces a segment by a segment that contains only the kept frames, or removes it if no record is kept. A
+// journal becomes a compressed segment, so its part continues with a new journal. Called with writing held.
 func (h *History) replace(p *part, s, kept *segment, frames []byte) error {
 	journal := s.suffix == journalSuffix
 	if kept.index.Count > 0 {
@@ -191,7 +193,7 @@ func (h *History) replace(p *part, s, kept *segment, frames []byte) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if journal && p.journal != nil {
-		p.journal.Close() //nolint:errcheck,gosec // the file is removed
+		p.journal.Close() //nolint:errcheck,gosec // the file is removed anyway
 		p.journal = nil
 	}
 	h.bytes += kept.bytes - s.bytes
@@ -209,7 +211,7 @@ func (h *History) replace(p *part, s, kept *segment, frames []byte) error {
 	return nil
 }
 
-// forget replaces the content of records in memory. Readers pass over records without content.
+// forget replaces the content of records in memory. Readers skip records without content.
 func (h *History) forget(gone map[uint64][]byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// holds reports whether a file of the history has a text. Segments are decompressed.
+// holds reports whether any file of the history contains a text. It decompresses segments.
 func holds(t *testing.T, dir, text string) bool {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -44,12 +44,12 @@ func holds(t *testing.T, dir, text string) bool {
 	return false
 }
 
-// TestDeletedRecordsAreGone: records in compressed segments, in journals and in memory are deleted, and no others;
-// a restart finds the same. The number of the latest record stays, so that new records get other numbers.
+// TestDeletedRecordsAreGone: exactly the selected records are deleted, in compressed segments, in journals and in
+// memory, also after a restart. The number of the latest record is not used again.
 func TestDeletedRecordsAreGone(t *testing.T) {
 	dir := t.TempDir()
 	h := open(t, dir, 64<<20, start)
-	const count = 3 * Recent // a part of them is in memory
+	const count = 3 * Recent // so many that only a part is in memory
 	var left []uint64
 	cut := start.Add(count / 2 * time.Millisecond)
 	for i := range count {
@@ -101,13 +101,14 @@ func TestDeletedRecordsAreGone(t *testing.T) {
 	want(t, "after a new record", forward(t, h, count, Query{}), []uint64{count, count + 1})
 }
 
-// TestRecordThatArrivesDuringADeletionIsNotCountedAndKept: what a deletion counts is in no file afterwards. A record
-// that arrives while the deletion writes the former ones is either deleted from the files, too, or not counted.
+// TestRecordThatArrivesDuringADeletionIsNotCountedAndKept: a record that a deletion has counted is in no file
+// afterwards. A record arrives while the deletion writes earlier records. It is either deleted from the files or not
+// counted.
 func TestRecordThatArrivesDuringADeletionIsNotCountedAndKept(t *testing.T) {
 	dir := t.TempDir()
 	h := open(t, dir, 64<<20, start)
 	h.Append(entry("shop", 0, 100))
-	h.o.Now = sync.OnceValue(func() time.Time { // the next batch asks for the time while it is written
+	h.o.Now = sync.OnceValue(func() time.Time { // the next batch calls Now while it is written
 		h.Append(entry("shop", 1, 100))
 		return start
 	})
@@ -132,8 +133,8 @@ func TestRecordThatArrivesDuringADeletionIsNotCountedAndKept(t *testing.T) {
 	}
 }
 
-// TestEachDeletedRecordIsCountedOnce: what stays of the latest record is not deleted again, neither in memory nor by a
-// second deletion.
+// TestEachDeletedRecordIsCountedOnce: the rest of a deleted latest record is not counted as deleted again, neither in
+// memory nor by a second deletion.
 func TestEachDeletedRecordIsCountedOnce(t *testing.T) {
 	h := open(t, t.TempDir(), 64<<20, start)
 	for i := range 3 {
@@ -149,8 +150,8 @@ func TestEachDeletedRecordIsCountedOnce(t *testing.T) {
 	}
 }
 
-// TestReaderPassesOverDeletedRecords: a reader that follows gets the next record that was not deleted. Of the latest
-// record, the rest stays.
+// TestReaderPassesOverDeletedRecords: a reader that follows skips deleted records. Of the latest record, it gets the
+// rest.
 func TestReaderPassesOverDeletedRecords(t *testing.T) {
 	dir := t.TempDir()
 	h := open(t, dir, 64<<20, start)

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/kit/disktest"
 )
 
-// TestFullDiskStopsOnlyTheFiles: new records stay readable from memory, status names the error, and the files continue
-// once there is space.
+// TestFullDiskStopsOnlyTheFiles: while the disk is full, new records can be read from memory, and the status contains
+// the error. Writing continues when there is space again.
 func TestFullDiskStopsOnlyTheFiles(t *testing.T) {
 	dir := t.TempDir()
 	h := open(t, dir, 64<<20, start)
@@ -23,7 +23,7 @@ func TestFullDiskStopsOnlyTheFiles(t *testing.T) {
 	flush()
 	disk.Fail(func(disktest.Op) error { return syscall.ENOSPC })
 	h.Append(entry("tenant", 1, 200))
-	h.Append(entry("other", 2, 200)) // its journal cannot even be created
+	h.Append(entry("other", 2, 200)) // a new part, whose journal cannot even be created
 	flush()
 	s := h.Status()
 	if !errors.Is(s.Problem, syscall.ENOSPC) || !strings.Contains(s.Problem.Error(), "flows are not written") ||

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package history keeps records of flows: the latest ones in memory, for readers that follow, and all of them in files
-// of bounded size.
+// Package history keeps records of flows: the latest records in memory, for readers that follow, and all records in
+// files of limited size.
 //
-// The records are divided into parts, one per tenant, so that a tenant with many flows displaces its own records
-// first: when the files reach their bound, the largest part loses its oldest segment. A segment is written as a
-// journal, one batch each second, and compressed once it is full. A killed process loses at most the records of the
-// last second. If the file system takes no writes, only the files stop; readers of new records notice nothing.
+// The records are divided into parts, one for each tenant. When the files reach the limit, the largest part loses its
+// oldest segment. So a tenant with many flows displaces its own records first. A segment is first a journal, to which
+// a batch is written every second. When it is full, it is compressed. A killed process loses at most the records of
+// the last second. If the file system cannot be written, new records are only in memory, and readers that follow are
+// not affected.
 //
-// The package knows neither flows nor gRPC: a record is a text of bytes with a few facts about it.
+// The package does not depend on flows or gRPC: a record is a byte string with a few facts about it.
 package history
 
 import (
@@ -31,30 +32,31 @@ import (
 
 // Bounds.
 const (
-	// Recent is the number of records in memory.
+	// Recent is the number of records that are kept in memory.
 	Recent = 4096
-	// MaxParts is the maximum number of parts. The tenants beyond share one of them.
+	// MaxParts is the maximum number of parts. All further tenants share one part.
 	MaxParts = 64
-	// MinBytes is the smallest bound of the files.
+	// MinBytes is the minimum size limit of the files.
 	MinBytes = 4 << 20
 	// maxRecord is the maximum size of one record in bytes.
 	maxRecord = 64 << 10
-	// batchRecords and batchBytes bound the records that wait for the next batch. A full batch is written at once.
+	// batchRecords and batchBytes limit the records that wait for the next batch. When one of the limits is reached,
+	// the batch is written at once.
 	batchRecords = Recent / 4
 	batchBytes   = 512 << 10
-	// maxSegments is the maximum number of files, however small they are.
+	// maxSegments is the maximum number of files, even if they are small.
 	maxSegments = 8192
 	// batchInterval is the time between two batches.
 	batchInterval = time.Second
-	// gather is how long a reader that has every record waits for more after the next one. Many readers that wake for
-	// each record leave no time to receive records.
+	// gather is how long a reader that has read every record waits after the arrival of the next record, to get more
+	// records at once. If many readers woke for each record, no CPU time would be left to receive records.
 	gather = 10 * time.Millisecond
 )
 
-// Others is the part of the tenants beyond MaxParts.
+// Others is the part that the tenants beyond MaxParts share.
 const Others = "others"
 
-// Facts are the properties of a record that the index of a segment has.
+// Facts are the properties of a record that are in the index of its segment.
 type Facts struct {
 	Namespaces []string
 	Pods       []string // "namespace/name"
@@ -66,14 +68,14 @@ type Facts struct {
 type Entry struct {
 	Part  string
 	Time  time.Time
-	Loss  bool // the record reports lost flows; it is in every answer
+	Loss  bool // the record reports lost flows, and is part of every answer
 	Data  []byte
 	Facts Facts
 }
 
 // Record is a stored record.
 type Record struct {
-	Number uint64 // from 1 on, in order of arrival; never reused
+	Number uint64 // from 1, in order of arrival; never reused
 	Part   string
 	Time   time.Time
 	Loss   bool
@@ -83,26 +85,26 @@ type Record struct {
 // Options describe a History. All fields are required.
 type Options struct {
 	Dir string
-	// MaxBytes bounds the size of all files together.
+	// MaxBytes limits the total size of all files.
 	MaxBytes int64
-	// MaxAge bounds the age of records.
+	// MaxAge limits the age of records.
 	MaxAge time.Duration
-	// Describe returns the facts of a record that an earlier process wrote to a journal.
+	// Describe returns the facts of a record. It is called for records that an earlier process wrote to a journal.
 	Describe func(data []byte) (Facts, error)
 	Now      func() time.Time
 	Log      *slog.Logger
 }
 
-// Status describes what a History has.
+// Status describes the content of a History.
 type Status struct {
-	Records  uint64 // in files and in memory
-	Bytes    int64  // of all files
+	Records  uint64 // records in files and in memory
+	Bytes    int64  // size of all files
 	MaxBytes int64
 	Seen     uint64 // records since the start of the process
 	Parts    []PartStatus
-	// Problem is why records are not written, or which files are corrupt; nil if all is well.
+	// Problem is why records are not written, or which files are corrupt; nil if there is no problem.
 	Problem error
-	// Unwritten is the number of records that were not written since the start, because of a problem.
+	// Unwritten is the number of records since the start that were not written because of a problem.
 	Unwritten uint64
 }
 
@@ -111,22 +113,23 @@ type PartStatus struct {
 	Name    string
 	Records uint64
 	Bytes   int64
-	Oldest  time.Time // of the stored records
-	// Complete is the time from which on no record of the part was displaced; zero if none was.
+	Oldest  time.Time // time of the oldest stored record
+	// Complete is the time of the newest displaced record of the part: after it, the part has all records. It is zero
+	// if no record was displaced.
 	Complete time.Time
 }
 
-// History keeps records. Append must not be called concurrently; all other methods may.
+// History keeps records. Append must not be called concurrently. All other methods may be called concurrently.
 type History struct {
 	o       Options
-	segment int // bytes of a full journal
+	segment int // size in bytes at which a journal is full
 
 	writing sync.Mutex // held while files change; taken before mu
 
 	mu        sync.Mutex
 	recent    []Record      // guarded by mu; the last Recent records
 	next      uint64        // guarded by mu; number of the next record
-	arrived   chan struct{} // guarded by mu; closed at the next record; nil without a reader that waits
+	arrived   chan struct{} // guarded by mu; closed when the next record arrives; nil if no reader waits
 	parts     map[string]*part
 	complete  map[string]time.Time // guarded by mu; by part, the time of the newest displaced record
 	bytes     int64                // guarded by mu; size of all files
@@ -138,13 +141,13 @@ type History struct {
 	broken    map[string]error     // guarded by mu; by corrupt file
 }
 
-// part is the records of one tenant.
+// part contains the records of one tenant.
 type part struct {
 	name     string
 	segments []*segment // oldest first
-	pending  []Record   // guarded by mu; for the next batch
+	pending  []Record   // guarded by mu; records for the next batch
 	facts    []Facts    // of pending
-	journal  *os.File   // of the last segment, if it is not full; guarded by writing
+	journal  *os.File   // journal of the last segment, if it is not full; guarded by writing
 }
 
 func (p *part) size() (bytes int64) {
@@ -154,7 +157,8 @@ func (p *part) size() (bytes int64) {
 	return bytes
 }
 
-// Open reads the index of all files. Corrupt files are kept, count against the bound, and are reported by Status.
+// Open reads the index of all files. Corrupt files are kept. They count towards the size limit, and Status reports
+// them.
 func Open(o Options) (*History, error) {
 	h := &History{
 		o: o, next: 1, parts: make(map[string]*part),
@@ -177,7 +181,7 @@ func Open(o Options) (*History, error) {
 	return h, nil
 }
 
-// Append adds a record. It blocks only to write a full batch.
+// Append adds a record. It blocks only while it writes a full batch.
 func (h *History) Append(e Entry) {
 	if len(e.Data) > maxRecord {
 		h.o.Log.Warn("record not kept, because it is too large", "bytes", len(e.Data), "most", maxRecord)
@@ -219,7 +223,7 @@ func (h *History) part(name string) *part {
 	return p
 }
 
-// Run writes batches until ctx ends, and then a last one.
+// Run writes batches until ctx ends, and then the last batch.
 func (h *History) Run(ctx context.Context) error {
 	tick := time.NewTicker(batchInterval)
 	defer tick.Stop()
@@ -249,7 +253,7 @@ func (h *History) Close() error {
 	return errors.Join(errs...)
 }
 
-// Flush writes the records that wait for a batch, and removes what exceeds the bounds.
+// Flush writes the records that wait for a batch, and removes records that exceed the limits.
 func (h *History) Flush() {
 	h.writing.Lock()
 	defer h.writing.Unlock()
@@ -283,7 +287,7 @@ func (h *History) Flush() {
 			delete(h.parts, name)
 		}
 	}
-	if len(batches) == 0 { // nothing shows that writing works again
+	if len(batches) == 0 { // without a batch, it is unknown whether writing works again
 		return
 	}
 	if failure != nil && h.failure == nil {
@@ -295,14 +299,14 @@ func (h *History) Flush() {
 	h.failure = failure
 }
 
-// evict removes segments until the files and need more bytes fit into the bound, and segments that are too old.
-// Called with writing held.
+// evict removes the oldest segments until need more bytes fit into the size limit. It also removes segments that are
+// too old. Called with writing held.
 func (h *History) evict(need int64) {
 	oldest := h.o.Now().Add(-h.o.MaxAge)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, p := range h.parts {
-		// After a jump of the clock, a segment may be older than one before it.
+		// If the clock was set back, a segment may be older than the segment before it.
 		for i := 0; i < len(p.segments); {
 			if !p.segments[i].to.Before(oldest) {
 				i++
@@ -311,7 +315,7 @@ func (h *History) evict(need int64) {
 			h.drop(p, i)
 		}
 	}
-	// Sealing needs the compressed and the uncompressed segment for a moment.
+	// While a journal is compressed, both the journal and the compressed segment exist.
 	bound := h.o.MaxBytes - int64(h.segment)
 	for h.bytes+need > bound || h.files() > maxSegments {
 		var largest *part
@@ -353,7 +357,7 @@ func (h *History) drop(p *part, i int) {
 	if s.to.After(h.complete[p.name]) {
 		h.complete[p.name] = s.to
 	}
-	if len(h.complete) > 4*MaxParts { // parts that are gone
+	if len(h.complete) > 4*MaxParts { // entries of parts that no longer exist
 		for name := range h.complete {
 			if h.parts[name] == nil {
 				delete(h.complete, name)
@@ -369,8 +373,8 @@ func (h *History) Last() uint64 {
 	return h.next - 1
 }
 
-// Next returns the first record after a number, and how many records before it were displaced from memory. It waits
-// until there is one, or ctx ends.
+// Next returns the first record after a number, and how many records between them were displaced from memory. It
+// waits until there is such a record, or until ctx ends.
 func (h *History) Next(ctx context.Context, after uint64) (r Record, missed uint64, err error) {
 	for {
 		h.mu.Lock()
@@ -398,7 +402,7 @@ func (h *History) Next(ctx context.Context, after uint64) (r Record, missed uint
 		}
 		select {
 		case <-time.After(gather):
-		case <-ctx.Done(): // the record is returned all the same
+		case <-ctx.Done(): // the record is returned nevertheless
 		}
 	}
 }
@@ -406,7 +410,7 @@ func (h *History) Next(ctx context.Context, after uint64) (r Record, missed uint
 // firstRecent returns the number of the oldest record in memory. Called with mu held.
 func (h *History) firstRecent() uint64 { return h.next - uint64(len(h.recent)) }
 
-// Status returns what the history has.
+// Status returns a description of the history.
 func (h *History) Status() Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -437,8 +441,8 @@ func (h *History) Status() Status {
 	return s
 }
 
-// Incomplete returns the time of the newest displaced record after since in the parts that are of interest; zero
-// without one. If of is nil, all parts are.
+// Incomplete returns the time of the newest record after since that was displaced from the parts for which of returns
+// true; nil means all parts. It returns zero if no such record was displaced.
 func (h *History) Incomplete(since time.Time, of func(part string) bool) (until time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

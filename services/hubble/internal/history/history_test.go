@@ -47,7 +47,7 @@ func open(t testing.TB, dir string, maxBytes int64, now time.Time) *History {
 	return h
 }
 
-// entry returns record i of a part with incompressible content.
+// entry returns the i-th record of a part. Its content is incompressible.
 func entry(part string, i, size int) Entry {
 	noise := make([]byte, size/2)
 	rand.Read(noise)
@@ -82,7 +82,7 @@ func upTo(from, to uint64) (numbers []uint64) {
 	return numbers
 }
 
-// want compares numbers and prints only the first difference.
+// want compares record numbers, and reports only the first difference.
 func want(t testing.TB, what string, got, wanted []uint64) {
 	t.Helper()
 	if slices.Equal(got, wanted) {
@@ -96,8 +96,8 @@ func want(t testing.TB, what string, got, wanted []uint64) {
 	t.Fatalf("%s: %d numbers, want %d", what, len(got), len(wanted))
 }
 
-// TestRecordsAreReadInOrder: the records of parts are in different files, and the latest ones in memory; a restart
-// keeps all of them and their numbers.
+// TestRecordsAreReadInOrder: records of different parts are in different files, and the latest records are in memory.
+// They are read in order of arrival. After a restart, all records are there with the same numbers.
 func TestRecordsAreReadInOrder(t *testing.T) {
 	dir := t.TempDir()
 	h := open(t, dir, 64<<20, start)
@@ -134,7 +134,7 @@ func TestRecordsAreReadInOrder(t *testing.T) {
 	}
 }
 
-// TestIndexSkipsSegments: a read leaves out the segments that cannot contain a matching record.
+// TestIndexSkipsSegments: a read skips segments that, according to their index, have no matching record.
 func TestIndexSkipsSegments(t *testing.T) {
 	dir := t.TempDir()
 	h := open(t, dir, 64<<20, start)
@@ -157,7 +157,8 @@ func TestIndexSkipsSegments(t *testing.T) {
 	}
 }
 
-// TestKilledProcessLosesTheIncompleteRecordOnly: the file ends within a record.
+// TestKilledProcessLosesTheIncompleteRecordOnly: the journal of a killed process ends in the middle of a record. All
+// other records are readable.
 func TestKilledProcessLosesTheIncompleteRecordOnly(t *testing.T) {
 	dir := t.TempDir()
 	h := open(t, dir, 64<<20, start)
@@ -191,7 +192,8 @@ func TestKilledProcessLosesTheIncompleteRecordOnly(t *testing.T) {
 	}
 }
 
-// TestCorruptFileIsReportedAndKept: the other records stay readable, and the file counts against the bound.
+// TestCorruptFileIsReportedAndKept: a corrupt file is reported, and counts towards the size limit. The records in
+// other files stay readable.
 func TestCorruptFileIsReportedAndKept(t *testing.T) {
 	for _, suffix := range []string{segmentSuffix, journalSuffix} {
 		t.Run(suffix, func(t *testing.T) {
@@ -215,7 +217,7 @@ func TestCorruptFileIsReportedAndKept(t *testing.T) {
 			if err := os.WriteFile(files[0], content, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Chtimes(files[0], start, start); err != nil { // the age of a file whose records cannot be read
+			if err := os.Chtimes(files[0], start, start); err != nil { // the age of an unreadable file
 				t.Fatal(err)
 			}
 			h = open(t, dir, 16<<20, start)
@@ -293,7 +295,8 @@ func TestLargestTenantLosesItsOldestRecords(t *testing.T) {
 	}
 }
 
-// TestTenantsBeyondTheMaximumShareAPart bounds the number of files that are open.
+// TestTenantsBeyondTheMaximumShareAPart: the tenants beyond MaxParts share a part, which limits the number of open
+// files.
 func TestTenantsBeyondTheMaximumShareAPart(t *testing.T) {
 	h := open(t, t.TempDir(), 64<<20, start)
 	for i := range 3 * MaxParts {
@@ -328,13 +331,13 @@ func TestOldRecordsAreRemoved(t *testing.T) {
 	}
 }
 
-// TestOldRecordsAreRemovedBehindThoseOfTheFuture: while the clock was wrong, records got times of next year. They do
-// not keep the older ones that came after them.
+// TestOldRecordsAreRemovedBehindThoseOfTheFuture: while the clock was wrong, records got times of the next year.
+// Later records, whose times are earlier, are nevertheless removed when they are too old.
 func TestOldRecordsAreRemovedBehindThoseOfTheFuture(t *testing.T) {
 	dir := t.TempDir()
 	h := open(t, dir, MinBytes, start)
 	for i, at := range []time.Duration{365 * 24 * time.Hour, 0, 7 * 24 * time.Hour} {
-		for range 2 { // two fill a file
+		for range 2 { // two records fill a file
 			e := entry("tenant", i, 33_000)
 			e.Time = start.Add(at)
 			h.Append(e)
@@ -352,7 +355,8 @@ func TestOldRecordsAreRemovedBehindThoseOfTheFuture(t *testing.T) {
 	}
 }
 
-// TestReaderWakesOnceForRecordsOfABurst: a wake-up for each record would leave no time to receive records.
+// TestReaderWakesOnceForRecordsOfABurst: a reader wakes only once for a burst of records. A wake-up for each record
+// would leave no CPU time to receive records.
 func TestReaderWakesOnceForRecordsOfABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := open(t, t.TempDir(), 64<<20, start)
@@ -383,7 +387,8 @@ func TestReaderWakesOnceForRecordsOfABurst(t *testing.T) {
 	})
 }
 
-// TestSlowReaderKnowsHowManyRecordsItMissed: it blocks neither the writer nor others.
+// TestSlowReaderKnowsHowManyRecordsItMissed: a slow reader learns how many records it missed, and blocks neither the
+// writer nor other readers.
 func TestSlowReaderKnowsHowManyRecordsItMissed(t *testing.T) {
 	h := open(t, t.TempDir(), 64<<20, start)
 	const count = Recent + 100

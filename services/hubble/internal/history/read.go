@@ -18,14 +18,16 @@ import (
 
 // Query selects records.
 type Query struct {
-	// First and Last exclude records with other numbers; zero excludes none.
+	// First and Last are the lowest and the highest record number to read; zero means no limit.
 	First, Last uint64
-	// From and To exclude segments without records in this time; zero excludes none. Single records may be outside.
+	// From and To select segments with records in this time span; zero means no limit. A read may return records
+	// outside of the time span.
 	From, To time.Time
-	// Skip reports whether no record of a segment can match; nil skips none.
+	// Skip reports whether no record of a segment can match; nil skips no segment.
 	Skip func(Index) bool
-	// Corrupt is called for each segment that cannot be read completely, with the number that names its file, its part,
-	// and the number of missing records: at least one, if that is not known. The part is Unknown if it is not known.
+	// Corrupt is called for each segment that cannot be read completely: with the number in its file name, its part,
+	// and the number of missing records. If the number of records is unknown, records is 1. If the part is unknown,
+	// part is Unknown.
 	Corrupt func(file uint64, part string, records int, from, to time.Time)
 }
 
@@ -38,12 +40,12 @@ func (q Query) wants(number uint64) bool {
 type view struct {
 	h        *History
 	q        Query
-	segments []*segment // a copy of the pointers; those that match the query
+	segments []*segment // copies of pointers to the segments that match the query
 	recent   []Record   // in order
 }
 
-// look returns the present state. Comparing a filter with the indices of all segments takes long; meanwhile records
-// are appended.
+// look returns a view of the current state. It compares the indices of all segments with the query without a lock,
+// because this takes long, and records are appended in the meantime.
 func (h *History) look(q Query) *view {
 	v := h.copy(q)
 	if q.Skip != nil {
@@ -52,7 +54,7 @@ func (h *History) look(q Query) *view {
 	return v
 }
 
-// copy returns the present state without comparing indices.
+// copy returns a view of the current state without comparing indices.
 func (h *History) copy(q Query) *view {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -82,7 +84,7 @@ func (v *view) records(s *segment) []Record {
 	if err == nil {
 		all, err = decode(content, suffix)
 	}
-	if errors.Is(err, fs.ErrNotExist) { // displaced since the read began
+	if errors.Is(err, fs.ErrNotExist) { // the segment was displaced since the read began
 		return nil
 	}
 	if err != nil {
@@ -103,7 +105,7 @@ func (v *view) records(s *segment) []Record {
 	})
 }
 
-// content reads the file of a segment, which may have been sealed since.
+// content reads the file of a segment. A journal may have been compressed in the meantime.
 func (h *History) content(s *segment) (content []byte, suffix string, err error) {
 	for _, suffix := range []string{s.suffix, segmentSuffix} {
 		c := segment{first: s.first, suffix: suffix}
@@ -115,7 +117,7 @@ func (h *History) content(s *segment) (content []byte, suffix string, err error)
 	return nil, "", err
 }
 
-// decode returns the records of a file. With an error, it returns the records before the corrupt one.
+// decode returns the records of a file. If a record is corrupt, it returns an error and the records before it.
 func decode(content []byte, suffix string) (all []Record, err error) {
 	var frames []byte
 	if suffix == segmentSuffix {
@@ -138,7 +140,7 @@ func decode(content []byte, suffix string) (all []Record, err error) {
 	}
 	for len(frames) > 0 {
 		frame, rest, cut, err := cutFrame(frames)
-		if cut && suffix == journalSuffix { // a batch is being written
+		if cut && suffix == journalSuffix { // the last batch is just being written
 			break
 		}
 		if err != nil {
@@ -168,9 +170,9 @@ func (h *History) Backward(ctx context.Context, q Query) iter.Seq[Record] {
 	return v.merge(ctx, -1, func(s *segment) uint64 { return s.index.Last })
 }
 
-// merge yields the records of all segments and of the memory in one order: 1 ascending, -1 descending. v.segments are
-// in that order by edge. A segment is read when its first record in that order is due, so that only segments of
-// different parts that overlap are in memory at the same time.
+// merge yields the records of all segments and of the memory in ascending order (order is 1) or descending order
+// (-1). v.segments must be sorted in this order by edge. merge reads a segment only when its first record in this
+// order is due. So only overlapping segments of different parts are in memory at the same time.
 func (v *view) merge(ctx context.Context, order int, edge func(*segment) uint64) iter.Seq[Record] {
 	return func(yield func(Record) bool) {
 		segments := v.segments
@@ -183,7 +185,7 @@ func (v *view) merge(ctx context.Context, order int, edge func(*segment) uint64)
 				open = append(open, records)
 			}
 		}
-		push(slices.Clone(v.recent)) // the sequence may be read again
+		push(slices.Clone(v.recent)) // copied, because the sequence may be iterated again
 		for ctx.Err() == nil {
 			best := -1
 			for i := range open {

@@ -25,8 +25,9 @@ import (
 	"github.com/sluice-net/sluice/kit/durable"
 )
 
-// Names and first bytes of files. A journal is a magic, a header and records, each in a frame. A segment is a magic,
-// its index and the compressed records, each in a frame.
+// Names and first bytes of files. A journal consists of magic bytes, a header and records. A compressed segment
+// consists of magic bytes, its index and the compressed records. The header, each record, the index and the
+// compressed records have a frame each.
 const (
 	journalSuffix = ".journal"
 	segmentSuffix = ".segment"
@@ -35,19 +36,20 @@ const (
 	segmentMagic  = "SLHS0002"
 )
 
-// frameHead is the size of a frame's length and checksum.
+// frameHead is the size of the length and the checksum at the start of a frame.
 const frameHead = 8
 
-// maxNames is the maximum number of namespaces and of pods in an index. With more, the index does not exclude any.
+// maxNames is the maximum number of namespaces and of pods in an index. An index with more names does not exclude any
+// name.
 const maxNames = 256
 
 // maxFrame is the maximum size of a frame in bytes.
 const maxFrame = 8 << 20
 
-// Unknown is the part of the corrupt files whose part is not known.
+// Unknown is the name of the part for corrupt files whose part is unknown.
 const Unknown = "corrupt files"
 
-// errCorrupt is returned for a file whose content is not what was written.
+// errCorrupt is returned for a file whose content is corrupt.
 var errCorrupt = errors.New("the content is corrupt")
 
 // segment is a file with records of one part.
@@ -70,9 +72,9 @@ type Index struct {
 	From       int64            `json:"from"` // nanoseconds
 	To         int64            `json:"to"`
 	Losses     bool             `json:"losses,omitempty"`
-	Namespaces map[string]int64 `json:"namespaces,omitempty"` // with the time of the last record in seconds
+	Namespaces map[string]int64 `json:"namespaces,omitempty"` // each with the time of its last record, in seconds
 	Pods       []string         `json:"pods,omitempty"`
-	Many       bool             `json:"many,omitempty"` // names are missing, because there are too many
+	Many       bool             `json:"many,omitempty"` // there are too many names, so some are missing
 	Verdicts   []int32          `json:"verdicts,omitempty"`
 	Reasons    []int32          `json:"reasons,omitempty"`
 }
@@ -80,7 +82,7 @@ type Index struct {
 // copy returns a copy that later records do not change. Called with mu held.
 func (s *segment) copy() *segment {
 	c := *s
-	if s.suffix == journalSuffix { // the other fields of its index are replaced, never changed
+	if s.suffix == journalSuffix { // in a compressed segment, the fields of the index are replaced, never modified
 		c.index.Namespaces = maps.Clone(s.index.Namespaces)
 	}
 	return &c
@@ -136,7 +138,7 @@ func appendFrame(to, content []byte) []byte {
 	return append(to, content...)
 }
 
-// cutFrame returns the first frame of b. cut is true if b ends within the frame, as after a killed process.
+// cutFrame returns the first frame of b. cut is true if b ends within the frame, as when a process was killed.
 func cutFrame(b []byte) (content, rest []byte, cut bool, err error) {
 	if len(b) < frameHead {
 		return nil, nil, true, errCorrupt
@@ -195,7 +197,7 @@ func (h *History) write(p *part, records []Record, facts []Facts) error {
 	return nil
 }
 
-// writeSome writes as many records as the journal has capacity for, and seals a full one.
+// writeSome writes as many records as fit into the journal. It compresses the journal when it is full.
 func (h *History) writeSome(p *part, records []Record, facts []Facts) (n int, err error) {
 	var head []byte
 	h.mu.Lock()
@@ -224,7 +226,7 @@ func (h *History) writeSome(p *part, records []Record, facts []Facts) (n int, er
 		n++
 	}
 	h.evict(int64(len(out)))
-	if s.bytes > 0 && p.journal == nil { // this journal was the oldest segment of the largest part
+	if s.bytes > 0 && p.journal == nil { // evicted: it was the oldest segment of the largest part
 		return h.writeSome(p, records, facts)
 	}
 	if p.journal == nil {
@@ -238,7 +240,7 @@ func (h *History) writeSome(p *part, records []Record, facts []Facts) (n int, er
 		h.mu.Unlock()
 	}
 	if _, err := p.journal.WriteAt(out, s.bytes); err != nil {
-		// Without a part of a frame, the journal can be continued.
+		// The journal can be continued if an incomplete frame is removed.
 		err = errors.Join(err, p.journal.Truncate(s.bytes))
 		if s.bytes == 0 {
 			h.removeEmpty(p, s)
@@ -259,36 +261,37 @@ func (h *History) writeSome(p *part, records []Record, facts []Facts) (n int, er
 	return n, nil
 }
 
-// removeEmpty removes the journal of a part, which is empty. Called with writing held.
+// removeEmpty removes the empty journal of a part. Called with writing held.
 func (h *History) removeEmpty(p *part, s *segment) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	p.segments = p.segments[:len(p.segments)-1]
-	p.journal.Close() //nolint:errcheck,gosec // nothing was written
+	p.journal.Close() //nolint:errcheck,gosec // nothing was written to it
 	p.journal = nil
-	os.Remove(s.path(h.o.Dir)) //nolint:errcheck,gosec // the next start removes it
+	os.Remove(s.path(h.o.Dir)) //nolint:errcheck,gosec // if this fails, the next start removes it
 }
 
-// Encoder and decoder are safe for concurrent use with EncodeAll and DecodeAll. One worker each bounds their memory.
+// Encoder and decoder are safe for concurrent use with EncodeAll and DecodeAll. Each has only one worker, to limit
+// memory.
 var (
 	encoder = func() *zstd.Encoder {
 		e, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithWindowSize(1<<20),
 			zstd.WithLowerEncoderMem(true))
 		if err != nil {
-			panic(err) // an option is wrong
+			panic(err) // only if an option is wrong
 		}
 		return e
 	}()
 	decoder = func() *zstd.Decoder {
 		d, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(2), zstd.WithDecoderMaxMemory(maxFrame))
 		if err != nil {
-			panic(err) // an option is wrong
+			panic(err) // only if an option is wrong
 		}
 		return d
 	}()
 )
 
-// seal replaces a full journal with a compressed segment. Called with writing held.
+// seal replaces a full journal by a compressed segment. Called with writing held.
 func (h *History) seal(p *part, s *segment) error {
 	content, err := os.ReadFile(s.path(h.o.Dir))
 	if err != nil {
@@ -313,12 +316,12 @@ func (h *History) seal(p *part, s *segment) error {
 	sealed.index = s.index
 	p.segments[len(p.segments)-1] = sealed
 	h.bytes += sealed.bytes - s.bytes
-	p.journal.Close() //nolint:errcheck,gosec // its content is in the segment
+	p.journal.Close() //nolint:errcheck,gosec // its content is now in the segment
 	p.journal = nil
 	return os.Remove(s.path(h.o.Dir))
 }
 
-// journalHead returns the index in the head of a journal and the frames of its records.
+// journalHead returns the index in the header of a journal, and the frames of its records.
 func journalHead(content []byte) (x Index, frames []byte, cut bool, err error) {
 	rest, ok := strings.CutPrefix(string(content[:min(len(content), len(journalMagic))]), journalMagic)
 	if !ok || rest != "" {
@@ -363,7 +366,7 @@ func (h *History) load() error {
 	}
 	for _, first := range journals {
 		s := &segment{first: first, suffix: journalSuffix}
-		if sealed[first] { // the process was killed while it sealed the journal
+		if sealed[first] { // the process was killed before it removed the compressed journal
 			if err := os.Remove(s.path(h.o.Dir)); err != nil {
 				return err
 			}
@@ -384,7 +387,7 @@ func (h *History) load() error {
 	return nil
 }
 
-// removeEarlier removes a file of the first format, whose records are other messages.
+// removeEarlier removes a file in the format of an early version, whose records cannot be read any more.
 func (h *History) removeEarlier(path string) (removed bool, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -392,7 +395,7 @@ func (h *History) removeEarlier(path string) (removed bool, err error) {
 	}
 	defer f.Close()
 	magic := make([]byte, len(segmentMagic))
-	if _, err := io.ReadFull(f, magic); err != nil { // the caller finds out what a shorter file is
+	if _, err := io.ReadFull(f, magic); err != nil { // the caller handles a file that is too short
 		return false, nil //nolint:nilerr // see above
 	}
 	if text := string(magic); text != "SLHJ0001" && text != "SLHS0001" {
@@ -402,7 +405,7 @@ func (h *History) removeEarlier(path string) (removed bool, err error) {
 	return true, os.Remove(path)
 }
 
-// keep adds a loaded segment.
+// keep adds a segment that was read from a file.
 func (h *History) keep(s *segment) {
 	h.bytes += s.bytes
 	h.next = max(h.next, s.index.Last+1, s.first+1)
@@ -469,8 +472,8 @@ func readIndex(f *os.File) (x Index, err error) {
 	return x, nil
 }
 
-// loadJournal reads a journal. A frame that a killed process did not complete is cut off. A journal that is corrupt
-// in another way is set aside, and its records are missing.
+// loadJournal reads a journal. It truncates a frame that a killed process has not completed. If the journal is
+// corrupt in any other way, it is set aside, and its records are missing.
 func (h *History) loadJournal(s *segment) error {
 	path := s.path(h.o.Dir)
 	content, err := durable.ReadFile(path, maxFrame)
@@ -482,7 +485,7 @@ func (h *History) loadJournal(s *segment) error {
 	}
 	x, frames, cut, err := journalHead(content)
 	switch {
-	case cut: // nothing was completed
+	case cut: // not even the header is complete
 		return os.Remove(path)
 	case err != nil || x.First != s.first:
 		return h.setAside(s, errCorrupt)

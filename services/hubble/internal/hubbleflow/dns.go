@@ -16,7 +16,7 @@ import (
 // observationSource is the process that has evaluated the message.
 const observationSource = "sluice-dns"
 
-// layer7 returns the DNS message of an event; nil without one.
+// layer7 returns the DNS message of an event; nil if it has none.
 func layer7(m *datapathv1.DNSMessage) *flow.Layer7 {
 	if m == nil {
 		return nil

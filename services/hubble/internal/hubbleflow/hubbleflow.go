@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 )
 
-// Types of events, as Hubble numbers them. Filters and printers of Hubble use the numbers.
+// Types of events, as Hubble numbers them. Hubble's filters and printers use these numbers.
 const (
 	TypeDrop          = 1
 	TypeTrace         = 4
@@ -36,7 +36,7 @@ const (
 // namespaceKey is the key of the label with a pod's namespace.
 const namespaceKey = "io.kubernetes.pod.namespace"
 
-// Converter converts events. Its fields describe the process in each flow.
+// Converter converts events. Its fields are added to each flow, to describe this process.
 type Converter struct {
 	// Version is the version of the emitter, without a leading "v".
 	Version string
@@ -71,8 +71,8 @@ func (c Converter) Flow(f *datapathv1.Flow) *flow.Flow {
 	return out
 }
 
-// Brief converts the fields of an event that metrics and the index of the history need: it has no labels, and no text
-// that must be composed. Every event is converted in this way, and few are read.
+// Brief converts only the fields of an event that the metrics and the index of the history need. It omits labels and
+// texts that must be composed. It is called for every event, while Flow is called only for events that are read.
 func Brief(f *datapathv1.Flow) *flow.Flow {
 	out := &flow.Flow{
 		Verdict:     verdicts[f.GetVerdict()],
@@ -89,7 +89,7 @@ func Brief(f *datapathv1.Flow) *flow.Flow {
 	case netv1.Direction_DIRECTION_INGRESS:
 		out.TrafficDirection = flow.TrafficDirection_INGRESS
 	}
-	// A packet that was dropped before its connection was looked up may belong to either direction.
+	// The direction of a packet is unknown if the packet was dropped before its connection was looked up.
 	known := f.GetReply() || f.GetEgress() != nil || f.GetIngress() != nil || f.GetDns() != nil
 	if known || f.GetVerdict() != datapathv1.Verdict_VERDICT_DROPPED {
 		out.IsReply = wrapperspb.Bool(f.GetReply())
@@ -105,7 +105,7 @@ func Brief(f *datapathv1.Flow) *flow.Flow {
 		out.TraceObservationPoint = observationPoint(f)
 		out.EventType.SubType = int32(out.TraceObservationPoint)
 	}
-	if f.GetDns() != nil { // no packet was dropped by a program
+	if f.GetDns() != nil { // a DNS message is not dropped by an eBPF program
 		out.EventType.Type = TypeAccessLog
 		return out
 	}
@@ -126,7 +126,8 @@ var verdicts = map[datapathv1.Verdict]flow.Verdict{
 	datapathv1.Verdict_VERDICT_REDIRECTED: flow.Verdict_REDIRECTED,
 }
 
-// observationPoint returns where the packet was seen: at the endpoint's device, in the direction of the packet.
+// observationPoint returns where the packet was seen: at the device of the endpoint, either on the way to or from the
+// endpoint.
 func observationPoint(f *datapathv1.Flow) flow.TraceObservationPoint {
 	if f.GetDirection() == netv1.Direction_DIRECTION_INGRESS {
 		return flow.TraceObservationPoint_TO_ENDPOINT
@@ -139,13 +140,13 @@ func endpoint(e *datapathv1.FlowEnd) *flow.Endpoint {
 		ID: e.GetEndpointIndex(), Identity: e.GetIdentity(),
 		Namespace: e.GetPod().GetNamespace(), PodName: e.GetPod().GetName(),
 	}
-	if out.Namespace == "" { // the labels name the namespace of a pod of another node, too
+	if out.Namespace == "" { // for a pod of another node, the namespace is in its labels
 		out.Namespace = labelOf(e.GetLabels(), namespaceKey)
 	}
 	return out
 }
 
-// AddLabels adds the labels of both ends.
+// AddLabels adds the labels of both ends of an event to a flow.
 func AddLabels(to *flow.Flow, f *datapathv1.Flow) {
 	to.Source.Labels, to.Destination.Labels = labels(f.GetSource()), labels(f.GetDestination())
 }
@@ -212,7 +213,7 @@ func tcpFlags(bits uint32) *flow.TCPFlags {
 	}
 }
 
-// service parses "shop/web:http". The name of a port has no colon.
+// service parses "shop/web:http". A port name contains no colon.
 func service(text string) *flow.Service {
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok {
@@ -224,7 +225,8 @@ func service(text string) *flow.Service {
 	return &flow.Service{Namespace: namespace, Name: name}
 }
 
-// policies returns the policies that allowed and that denied one side. A verdict without a rule has none.
+// policies returns the policies that allowed and the policies that denied the connection on one side. A verdict
+// without a rule has no policies.
 func policies(v *datapathv1.SideVerdict) (allowed, denied []*flow.Policy) {
 	var found []*flow.Policy
 	for _, source := range v.GetRuleSources() {
@@ -259,8 +261,8 @@ func policy(source string) *flow.Policy {
 	return p
 }
 
-// extensions returns what the other fields cannot express. The content is a Struct, because the hubble CLI cannot
-// print messages that it does not know.
+// extensions returns the data of an event for which Hubble's flow has no field. It is a Struct, because the hubble
+// CLI cannot print unknown message types.
 func extensions(f *datapathv1.Flow) *anypb.Any {
 	fields := make(map[string]*structpb.Value)
 	set := func(key, value string) {
@@ -294,7 +296,7 @@ func extensions(f *datapathv1.Flow) *anypb.Any {
 		return nil
 	}
 	out, err := anypb.New(&structpb.Struct{Fields: fields})
-	if err != nil { // a text is not UTF-8; gRPC would have refused the event
+	if err != nil { // only if a text is not UTF-8, and gRPC would have refused such an event
 		return nil
 	}
 	return out
@@ -308,7 +310,7 @@ func ReasonName(r datapathv1.Reason) string {
 	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(r.String(), "REASON_"), "_", "-"))
 }
 
-// Initiator returns the end that began the connection: a reply travels from the other end.
+// Initiator returns the end that opened the connection, and the other end.
 func Initiator(f *datapathv1.Flow) (began, other *datapathv1.FlowEnd) {
 	if f.GetReply() {
 		return f.GetDestination(), f.GetSource()

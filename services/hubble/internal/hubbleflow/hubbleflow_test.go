@@ -21,7 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 )
 
-// k8s returns labels of Kubernetes from keys and values.
+// k8s returns Kubernetes labels for pairs of keys and values.
 func k8s(pairs ...string) (labels []*workloadv1.Label) {
 	for i := 0; i < len(pairs); i += 2 {
 		labels = append(labels, &workloadv1.Label{Source: "k8s", Key: pairs[i], Value: pairs[i+1]})
@@ -29,7 +29,7 @@ func k8s(pairs ...string) (labels []*workloadv1.Label) {
 	return labels
 }
 
-// denied is a packet that the receiver's policy denied.
+// denied returns a packet that the policy of the receiver denied.
 func denied() *datapathv1.Flow {
 	return &datapathv1.Flow{
 		Time: timestamppb.New(time.Unix(1_800_000_000, 5)), Uuid: "01234567-89ab-8def-8000-000000000001", NodeName: "node-1",
@@ -99,7 +99,8 @@ func TestFlowHasWhatTheEventHas(t *testing.T) {
 	}
 }
 
-// TestEveryReasonOfADropHasOneOfHubble: the CLI prints a drop without a reason as "Success".
+// TestEveryReasonOfADropHasOneOfHubble: each drop reason of Sluice has one of Hubble, because the CLI prints a drop
+// without a reason as "Success".
 func TestEveryReasonOfADropHasOneOfHubble(t *testing.T) {
 	for number, name := range datapathv1.Reason_name {
 		reason := datapathv1.Reason(number)
@@ -127,8 +128,8 @@ func TestEveryReasonOfADropHasOneOfHubble(t *testing.T) {
 	}
 }
 
-// TestIsolationIsNoDenyRule: the CLI prints "Policy denied" for what no rule allows, and "Policy denied by denylist"
-// for what a deny rule matches.
+// TestIsolationIsNoDenyRule: a drop because no rule allows the packet, and a drop because a deny rule matches, have
+// different reasons. The CLI prints "Policy denied" for the former, and "Policy denied by denylist" for the latter.
 func TestIsolationIsNoDenyRule(t *testing.T) {
 	f := denied()
 	f.Ingress.RuleSources = []string{"NetworkPolicy data/db isolation", "NetworkPolicy data/all isolation"}
@@ -141,7 +142,8 @@ func TestIsolationIsNoDenyRule(t *testing.T) {
 	}
 }
 
-// TestDirectionOfADropIsUnknownUntilItsConnectionIsLookedUp: the CLI prints such flows with "<>".
+// TestDirectionOfADropIsUnknownUntilItsConnectionIsLookedUp: a packet that is dropped before its connection is looked
+// up has no direction. The CLI prints it with "<>".
 func TestDirectionOfADropIsUnknownUntilItsConnectionIsLookedUp(t *testing.T) {
 	f := denied()
 	f.Ingress = nil
@@ -190,7 +192,7 @@ func TestSummaryNamesTheProtocol(t *testing.T) {
 	}
 }
 
-// TestPartsAreTenantsOfTheBeginner: who began a connection pays for its flows.
+// TestPartsAreTenantsOfTheBeginner: a flow belongs to the part of the tenant whose pod opened the connection.
 func TestPartsAreTenantsOfTheBeginner(t *testing.T) {
 	p := Parts{Settings: shares.Settings{}}
 	tenant := k8s("io.kubernetes.pod.namespace", "shop", "io.cilium.k8s.namespace.labels.sluice.io/tenant", "acme")
@@ -217,7 +219,8 @@ func TestPartsAreTenantsOfTheBeginner(t *testing.T) {
 	}
 }
 
-// TestDNSMessageIsOfLayer7: as in Hubble, with the process that has evaluated it.
+// TestDNSMessageIsOfLayer7: a DNS message becomes a layer 7 flow as in Hubble, with the process that has evaluated
+// the message.
 func TestDNSMessageIsOfLayer7(t *testing.T) {
 	f := denied()
 	f.Type, f.Reason, f.Ingress = datapathv1.FlowType_FLOW_TYPE_DNS, 0, nil
@@ -247,7 +250,7 @@ func TestDNSMessageIsOfLayer7(t *testing.T) {
 		dns.GetTtl() != 30 || !got.GetIsReply().GetValue() || got.GetSummary() != summary { //nolint:staticcheck // printed
 		t.Errorf("an answer: %s", prototext.Format(got))
 	}
-	// The client's tenant sees the name, and the server's tenant does not.
+	// The client's tenant sees the DNS name, and the server's tenant does not.
 	parts := Parts{Settings: shares.Settings{}}
 	for namespace, sees := range map[string]bool{"shop": true, "data": false} {
 		view := parts.Only(parts.Settings.TenantOf(namespace, ""))

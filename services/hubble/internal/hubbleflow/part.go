@@ -13,18 +13,19 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
-// fromOutside is the prefix of the parts for connections that no pod began.
+// fromOutside is the prefix of the names of parts for connections that no pod opened.
 const fromOutside = "from outside to "
 
-// Parts assigns flows to the parts of the history, so that a tenant with many flows displaces its own flows first.
+// Parts assigns flows to parts of the history, one for each tenant, so that a tenant with many flows displaces its
+// own flows first.
 type Parts struct {
 	// Settings define the tenants.
 	Settings shares.Settings
 }
 
-// Of returns the name of the part that a flow belongs to: the tenant of the pod that began the connection. The flows
-// of connections that no pod began have a part of their own for each receiving tenant: otherwise a client outside
-// would displace the flows that the receiver's pods began.
+// Of returns the name of the part to which a flow belongs: the part of the tenant whose pod opened the connection.
+// Connections that no pod opened have a separate part for each receiving tenant. Otherwise an external client could
+// displace the flows of connections that pods of the receiving tenant opened.
 func (p Parts) Of(f *datapathv1.Flow) string {
 	began, other := Initiator(f)
 	if isPod(began) {
@@ -42,7 +43,7 @@ func isPod(e *datapathv1.FlowEnd) bool {
 
 func (p Parts) tenant(labels []*workloadv1.Label) shares.Tenant {
 	value := ""
-	for _, l := range labels { // without composing the key, because this happens for each event
+	for _, l := range labels { // avoids composing the key, because this code runs for each event
 		if key, ok := strings.CutPrefix(l.GetKey(), label.KeyNamespaceLabels); ok && key == p.Settings.Label() {
 			value = l.GetValue()
 			break

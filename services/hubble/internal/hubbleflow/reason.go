@@ -12,7 +12,8 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 )
 
-// Reasons with long names. Two are deprecated, because Cilium no longer checks Ethernet addresses; the CLI knows them.
+// Reasons with long names. Two of them are deprecated, because Cilium no longer checks Ethernet addresses. The CLI
+// still knows them.
 const (
 	invalidSourceMAC      = flow.DropReason_INVALID_SOURCE_MAC      //nolint:staticcheck // see above
 	invalidDestinationMAC = flow.DropReason_INVALID_DESTINATION_MAC //nolint:staticcheck // see above
@@ -21,7 +22,8 @@ const (
 	noRedirection         = flow.DropReason_PROXY_REDIRECTION_NOT_SUPPORTED_FOR_PROTOCOL
 )
 
-// dropReasons are Hubble's reasons for ours. Hubble has fewer reasons; the extensions of a flow have the exact one.
+// dropReasons maps Sluice's reasons to Hubble's reasons. Hubble has fewer reasons; the extensions of a flow
+// contain Sluice's reason.
 var dropReasons = map[datapathv1.Reason]flow.DropReason{
 	datapathv1.Reason_REASON_NOT_IP:                   flow.DropReason_UNSUPPORTED_L2_PROTOCOL,
 	datapathv1.Reason_REASON_NO_ENDPOINT:              flow.DropReason_UNKNOWN_SENDER,
@@ -77,11 +79,11 @@ var dropReasons = map[datapathv1.Reason]flow.DropReason{
 	datapathv1.Reason_REASON_PROXY_BUDGET:             flow.DropReason_DROP_RATE_LIMITED,
 }
 
-// isolation is the path in the source of the rule that denies everything that no rule of a policy allows.
+// isolation is the path in the source of the rule that denies all traffic which no rule of a policy allows.
 const isolation = " isolation"
 
-// dropReason returns Hubble's reason for a dropped packet. A packet that a deny rule matches has another reason than a
-// packet that no rule allows.
+// dropReason returns Hubble's reason for a dropped packet. A packet that matches a deny rule and a packet that no
+// rule allows have different reasons.
 func dropReason(f *datapathv1.Flow) flow.DropReason {
 	if f.GetReason() == datapathv1.Reason_REASON_POLICY_DENIED {
 		for _, side := range []*datapathv1.SideVerdict{f.GetEgress(), f.GetIngress()} {

@@ -14,28 +14,28 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 )
 
-// View selects the flows of one tenant, or of all. The zero value selects none.
+// View selects the flows of one tenant, or of all tenants. The zero value selects no flow.
 type View struct {
 	parts  Parts
 	all    bool
 	tenant shares.Tenant
 }
 
-// All returns the view of a reader that may see the flows of all tenants.
+// All returns the view of a client that may see the flows of all tenants.
 func (p Parts) All() View { return View{parts: p, all: true} }
 
-// Only returns the view of a reader that may see the flows of one tenant.
+// Only returns the view of a client that may see only the flows of one tenant.
 func (p Parts) Only(t shares.Tenant) View { return View{parts: p, tenant: t} }
 
 // All reports whether the view shows everything.
 func (v View) All() bool { return v.all }
 
-// Parts returns the names of the parts of the history that only have flows of the view's tenant. Its other flows are in
-// the parts of the tenants that began their connections.
+// Parts returns the names of the parts of the history that contain only flows of the view's tenant. The tenant's
+// other flows are in the parts of the tenants whose pods opened the connections.
 func (v View) Parts() []string { return []string{v.tenant.String(), fromOutside + v.tenant.String()} }
 
-// Flow returns what the view shows of a stored flow; nil if the flow is of other tenants. An end that is a pod of
-// another tenant has only its address and port, so that no filter can select by anything else.
+// Flow returns the visible part of a stored flow; nil if the flow belongs only to other tenants. Of a pod of another
+// tenant, only the address and port are visible, so that filters cannot select by its other properties.
 func (v View) Flow(f *flow.Flow) *flow.Flow {
 	if v.all {
 		return f
@@ -47,7 +47,7 @@ func (v View) Flow(f *flow.Flow) *flow.Flow {
 	case !from && !to:
 		return nil
 	}
-	// A field that is not listed here is not shown.
+	// Fields that are not listed here are not visible.
 	out := &flow.Flow{
 		Time: f.GetTime(), Uuid: f.GetUuid(), NodeName: f.GetNodeName(), Type: f.GetType(), Emitter: f.GetEmitter(),
 		Verdict: f.GetVerdict(), DropReasonDesc: f.GetDropReasonDesc(), EventType: f.GetEventType(),
@@ -68,9 +68,9 @@ func (v View) Flow(f *flow.Flow) *flow.Flow {
 		out.IngressAllowedBy, out.IngressDeniedBy = f.GetIngressAllowedBy(), f.GetIngressDeniedBy()
 		keys = append(keys, "ingressRules", "destinationNode")
 	}
-	// If the tenant's pod began the connection, it knows the address that it asked.
+	// If the pod of the tenant opened the connection, the tenant knows the address that the pod connected to.
 	began := from != f.GetIsReply().GetValue()
-	if began { // a server of another tenant does not show to whom else it answers
+	if began { // otherwise, answers of another tenant's server would show its other clients
 		out.L7 = f.GetL7()
 	} else if f.GetL7() != nil {
 		out.Summary = "DNS" //nolint:staticcheck // the hubble CLI prints it
@@ -105,8 +105,8 @@ func (v View) Namespaces(f *flow.Flow) (names []string) {
 	return names
 }
 
-// owns reports whether an end is a pod of the view's tenant. The labels of a pod's identity decide, which the pod's
-// creator cannot choose. Without them the tenant is not known.
+// owns reports whether an end is a pod of the view's tenant. This depends on labels of the pod's identity that the
+// creator of the pod cannot choose. Without these labels, the tenant is unknown.
 func (v View) owns(e *flow.Endpoint) bool {
 	namespace, tenant := "", ""
 	for _, text := range e.GetLabels() {
@@ -127,8 +127,8 @@ func (v View) owns(e *flow.Endpoint) bool {
 	return v.parts.Settings.TenantOf(namespace, tenant) == v.tenant
 }
 
-// outsider returns the visible part of an end that is no pod of the reader's tenant: no field of a pod, and the
-// reserved labels of other ends.
+// outsider returns the visible part of an end that is not a pod of the client's tenant: no properties of pods, and
+// only the reserved labels of other ends.
 func outsider(e *flow.Endpoint) *flow.Endpoint {
 	out := &flow.Endpoint{}
 	if e.GetID() != 0 || e.GetPodName() != "" || e.GetNamespace() != "" {
@@ -155,10 +155,10 @@ func fieldsOf(all *anypb.Any) map[string]*structpb.Value {
 	return have.GetFields()
 }
 
-// extension returns a text of extensions.
+// extension returns the text with a key in extensions.
 func extension(all *anypb.Any, key string) string { return fieldsOf(all)[key].GetStringValue() }
 
-// keep returns extensions with some of their keys.
+// keep returns extensions with only the given keys.
 func keep(all *anypb.Any, keys []string) *anypb.Any {
 	have, fields := fieldsOf(all), make(map[string]*structpb.Value)
 	for _, key := range keys {
@@ -170,7 +170,7 @@ func keep(all *anypb.Any, keys []string) *anypb.Any {
 		return nil
 	}
 	out, err := anypb.New(&structpb.Struct{Fields: fields})
-	if err != nil { // it was unmarshalled before
+	if err != nil { // cannot fail: the content was unmarshalled before
 		return nil
 	}
 	return out

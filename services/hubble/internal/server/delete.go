@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/record"
 )
 
-// deletions deletes stored events.
+// deletions implements the deletion of stored events.
 type deletions struct {
 	hubblev1.UnimplementedHistoryServiceServer
 	history *history.History

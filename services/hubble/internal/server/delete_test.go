@@ -13,8 +13,8 @@ import (
 	hubblev1 "github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1"
 )
 
-// TestFlowsOfANamespaceAreDeleted: with either end in the namespace. The other events, and reports of losses, stay. The
-// stream of the datapath continues after the latest event, though that is deleted.
+// TestFlowsOfANamespaceAreDeleted: the events with either end in the namespace are deleted. All other events and
+// reports of losses stay. The stream of the datapath continues after the latest event, even if that was deleted.
 func TestFlowsOfANamespaceAreDeleted(t *testing.T) {
 	const count = 1000
 	b := newBench(t, 8<<20)

@@ -56,7 +56,7 @@ func (s *Server) GetFlows(
 	return a.follow(stream.Context(), last)
 }
 
-// answer checks a request.
+// answer checks a request, and prepares the call.
 func (s *Server) answer(
 	view hubbleflow.View, r *observer.GetFlowsRequest, stream grpc.ServerStreamingServer[observer.GetFlowsResponse],
 ) (*answer, error) {
@@ -79,11 +79,12 @@ func (s *Server) answer(
 		}
 		return nil, invalid(field, err)
 	}
-	// Indices have names of all tenants. A tenant's reader could find out by the time of an answer whether one exists.
+	// Indices contain names of all tenants. If they were used for the client of one tenant, it could find out by the
+	// time of an answer whether a name of another tenant exists.
 	if view.All() {
 		a.skip = a.filter.Excludes
 	} else {
-		// Only history.Others and history.Unknown may have records of several tenants, one of which may be this one.
+		// Apart from the tenant's own parts, only history.Others and history.Unknown may have records of this tenant.
 		parts := append(view.Parts(), history.Others, history.Unknown)
 		a.concerns = func(part string) bool { return slices.Contains(parts, part) }
 	}
@@ -106,7 +107,7 @@ func (s *Server) answer(
 	return a, nil
 }
 
-// decode returns the flow of a record; nil if it has another event.
+// decode returns the flow of a record; nil if the record contains another event.
 func (s *Server) decode(r history.Record) (*flow.Flow, error) {
 	f, err := s.o.Flow(r.Data)
 	if err != nil {
@@ -115,7 +116,7 @@ func (s *Server) decode(r history.Record) (*flow.Flow, error) {
 	return f, nil
 }
 
-// passes returns how to send the flow of a record; nil if the request does not select it.
+// passes returns a function that sends the flow of a record; nil if the request does not select the flow.
 func (a *answer) passes(r history.Record) (send func() error, err error) {
 	f, err := a.flow(r)
 	if err != nil || f == nil || !a.filter.Match(f) {
@@ -124,8 +125,8 @@ func (a *answer) passes(r history.Record) (send func() error, err error) {
 	return func() error { return a.send(f) }, nil
 }
 
-// flow returns what the client may see of the flow of a record; nil if that is nothing. Filters and masks get nothing
-// else.
+// flow returns the part of a record's flow that the client may see; nil if it may see nothing. Filters and field
+// masks apply only to this part.
 func (a *answer) flow(r history.Record) (*flow.Flow, error) {
 	f, err := a.decode(r)
 	if err != nil || f == nil {
@@ -143,7 +144,7 @@ func (a *answer) send(f *flow.Flow) error {
 }
 
 func (a *answer) sendLostFlows(l *flow.LostEvent) error {
-	if !a.view.All() { // how many of the lost flows are of the tenant is not known
+	if !a.view.All() { // it is unknown how many of the lost flows belong to the tenant
 		l.NumEventsLost = 0
 	}
 	return a.stream.Send(&observer.GetFlowsResponse{

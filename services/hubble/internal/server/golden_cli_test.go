@@ -19,7 +19,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden outputs of the hubble CLI")
 
-// varying is what differs between two runs.
+// varying matches the parts of the output that differ between two runs.
 var varying = regexp.MustCompile(`unix://[^ )]*|Uptime: .*|[0-9.]+(s|m|h)\b.*$`)
 
 // TestHubbleCLIPrintsTheGoldenOutput: the unchanged CLI, which `make test-hubble` builds, prints the golden output.
@@ -29,7 +29,7 @@ func TestHubbleCLIPrintsTheGoldenOutput(t *testing.T) {
 	program := filepath.Join(os.Getenv("SLUICE_BIN"), "hubble", "hubble")
 	for _, q := range questions {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		//nolint:gosec // the target of this test builds the program
+		//nolint:gosec // make test-hubble builds the program
 		cmd := exec.CommandContext(ctx, program, strings.Fields(q.args)...)
 		cmd.Env = []string{"HUBBLE_SERVER=unix://" + socket, "TZ=UTC", "HOME=" + t.TempDir()}
 		var errOut strings.Builder
@@ -49,7 +49,7 @@ func TestHubbleCLIPrintsTheGoldenOutput(t *testing.T) {
 		}
 		file := goldenOutput(q.args)
 		if *update {
-			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // part of the tree
+			if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // in the source tree
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(file, []byte(got), 0o644); err != nil { //nolint:gosec // likewise

@@ -28,8 +28,8 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
 )
 
-// question is a command line of the hubble CLI. request is what the CLI sends for it, if it prints the answers as JSON:
-// then a client without the CLI must get the same answers.
+// question is a command line of the hubble CLI. request is the request that the CLI sends for it. It is set if the
+// CLI prints the answers as JSON. A test without the CLI then sends the same request and must get the same answers.
 type question struct {
 	args    string
 	request *observer.GetFlowsRequest
@@ -40,8 +40,8 @@ func asked(f *flow.FlowFilter) *observer.GetFlowsRequest {
 	return &observer.GetFlowsRequest{Number: 100, Whitelist: []*flow.FlowFilter{f}}
 }
 
-// questions are the command lines of `make test-hubble`. `make test` sends their requests by a client of the same
-// protos.
+// questions are the command lines of `make test-hubble`. `make test` sends their requests with a client that uses the
+// same protos.
 var questions = []question{
 	{"observe --last 100", nil},
 	{"observe --last 100 -o compact", nil},
@@ -88,7 +88,7 @@ var questions = []question{
 	})},
 }
 
-// goldenEvents are events of every kind, a second after another.
+// goldenEvents returns events of every kind, one per second.
 func goldenEvents() []*datapathv1.Flow {
 	label := func(key, value string) *workloadv1.Label {
 		return &workloadv1.Label{Source: "k8s", Key: key, Value: value}
@@ -159,7 +159,7 @@ func goldenEvents() []*datapathv1.Flow {
 	return events
 }
 
-// golden serves the golden events on a socket, and returns its path.
+// golden serves the golden events on a socket and returns the path of the socket.
 func golden(t *testing.T) string {
 	t.Helper()
 	b := newBench(t, 8<<20)
@@ -167,7 +167,7 @@ func golden(t *testing.T) string {
 	for _, f := range goldenEvents() {
 		sink.Flow(f)
 	}
-	dir, err := os.MkdirTemp("", "sl") // t.TempDir may be too long for a socket
+	dir, err := os.MkdirTemp("", "sl") // the path of t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func goldenOutput(args string) string {
 	return filepath.Join("testdata", "hubble", name+".txt")
 }
 
-// canonical returns JSON lines with sorted keys: the order and the spaces of protojson vary.
+// canonical returns JSON lines with sorted keys, because protojson varies the order of keys and the spaces.
 func canonical(text []byte) (string, error) {
 	var out strings.Builder
 	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
@@ -222,8 +222,8 @@ func canonical(text []byte) (string, error) {
 	}
 }
 
-// TestClientGetsTheGoldenAnswers: a client of the same protos gets what the CLI printed. `make test-hubble` compares
-// the output of the CLI.
+// TestClientGetsTheGoldenAnswers: a client that uses the same protos gets the answers that the CLI has printed. `make
+// test-hubble` compares the output of the CLI.
 func TestClientGetsTheGoldenAnswers(t *testing.T) {
 	conn, err := grpc.NewClient("unix://"+golden(t), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

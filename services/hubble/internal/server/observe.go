@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/record"
 )
 
-// stored serves the events of the history by the API of the datapath, for `sluice observe`.
+// stored serves the stored events through the API of the datapath, for `sluice observe`.
 type stored struct {
 	datapathv1.UnimplementedObserverServiceServer
 	*Server
@@ -36,8 +36,8 @@ type observing struct {
 	stream grpc.ServerStreamingServer[datapathv1.ObserveResponse]
 }
 
-// Observe implements the API of the datapath: the same filters select stored events. The history does not know the
-// backends of services, so the criterion service selects packets to the address of the service only.
+// Observe implements the API of the datapath for stored events, with the same filters. The history does not know the
+// backends of Services. So the criterion service selects only packets that were sent to the address of the Service.
 func (s stored) Observe(
 	r *datapathv1.ObserveRequest, stream grpc.ServerStreamingServer[datapathv1.ObserveResponse],
 ) error {
@@ -54,7 +54,8 @@ func (s stored) Observe(
 	if r.GetSince() != nil && r.GetAfterUuid() == "" {
 		o.since = r.GetSince().AsTime()
 	}
-	// A caller that reconnects sees at once that the stream is open, even without events.
+	// Send the header at once, so that a client that reconnects knows that the stream is open, even if there are no
+	// events.
 	if err := stream.SendHeader(metadata.MD{}); err != nil {
 		return err
 	}
@@ -81,7 +82,7 @@ func (s stored) Observe(
 	return o.follow(ctx, last)
 }
 
-// numberOf returns the number of the record with an event's ID; 0 if no record has it.
+// numberOf returns the number of the record that contains the event with an ID; 0 without such a record.
 func (o *observing) numberOf(ctx context.Context, last uint64, id string) (number uint64, err error) {
 	for last > 0 && number == 0 {
 		if last, number, err = o.numberBefore(ctx, last, id); err != nil {
@@ -91,9 +92,9 @@ func (o *observing) numberOf(ctx context.Context, last uint64, id string) (numbe
 	return number, nil
 }
 
-// numberBefore searches the records for an event by its ID, backwards from the record last, during one turn. It
-// returns the number of the record, or 0 and in next the record to continue with; next is 0 if all records were
-// searched.
+// numberBefore searches the records backwards, from the record last, for the event with an ID. It stops at the end of
+// its turn. It returns the number of the record. If it found none, number is 0, and next is the record with which the
+// next turn continues, or 0 if all records were searched.
 func (o *observing) numberBefore(ctx context.Context, last uint64, id string) (next, number uint64, err error) {
 	over, done, err := o.turn(ctx)
 	if err != nil {
@@ -114,7 +115,7 @@ func (o *observing) numberBefore(ctx context.Context, last uint64, id string) (n
 	return 0, 0, contextError(ctx)
 }
 
-// event returns how to send the event of a record; nil if the request does not select it.
+// event returns a function that sends the event of a record; nil if the request does not select the event.
 func (o *observing) event(r history.Record) (send func() error, err error) {
 	m, err := record.Event(r.Data)
 	if err != nil {
@@ -130,7 +131,7 @@ func (o *observing) event(r history.Record) (send func() error, err error) {
 	return func() error { return o.stream.Send(m) }, nil
 }
 
-// labelsIn returns a lookup of the labels of identities that an event has.
+// labelsIn returns a function that looks up the labels of identities in an event.
 func labelsIn(f *datapathv1.Flow) model.LabelsOf {
 	return func(identity uint32) ([]label.Label, bool) {
 		for _, end := range []*datapathv1.FlowEnd{f.GetSource(), f.GetDestination()} {
@@ -142,7 +143,7 @@ func labelsIn(f *datapathv1.Flow) model.LabelsOf {
 	}
 }
 
-// sendLostEvents sends a loss in the words of the datapath.
+// sendLostEvents sends a loss as a message of the datapath's API.
 func (o *observing) sendLostEvents(l *flow.LostEvent) error {
 	lost := &datapathv1.LostEvents{Count: l.GetNumEventsLost(), FirstTime: l.GetFirst(), LastTime: l.GetLast()}
 	switch l.GetSource() {

@@ -44,7 +44,7 @@ func (s *observed) Send(m *datapathv1.ObserveResponse) error {
 	return nil
 }
 
-// texts returns the ID of each event, and source and number of each loss.
+// texts returns the ID of each event, and the source and number of each loss.
 func (s *observed) texts() (texts []string) {
 	for _, m := range s.got {
 		switch {
@@ -59,7 +59,7 @@ func (s *observed) texts() (texts []string) {
 	return texts
 }
 
-// observe asks for stored events, and ends the call after enough answers.
+// observe requests stored events, and ends the call after enough answers.
 func (b *bench) observe(r *datapathv1.ObserveRequest, enough int) (*observed, error) {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	defer cancel()
@@ -67,16 +67,16 @@ func (b *bench) observe(r *datapathv1.ObserveRequest, enough int) (*observed, er
 	return s, stored{Server: b.Server}.Observe(r, s)
 }
 
-// recorder returns a sink of the datapath's events that writes to the history of a bench.
+// recorder returns a sink for events of the datapath that writes to the history of the bench.
 func (b *bench) recorder() *record.Recorder {
 	b.flow, b.describe = record.Flow(hubbleflow.Converter{}), record.Describe
 	return record.New(record.Options{History: b.h, Metrics: noMetrics{}, Now: time.Now, Log: log.Discard()})
 }
 
-// TestStoredEventsAreObservedAsTheDatapathSentThem: of some thousand random events and a repair, every one is answered
-// unchanged, and criteria, times and positions select what a comparison of all events selects.
+// TestStoredEventsAreObservedAsTheDatapathSentThem: several thousand random events and a repair are returned
+// unchanged. Criteria, times and positions select the same events as a comparison of all events.
 func TestStoredEventsAreObservedAsTheDatapathSentThem(t *testing.T) {
-	const count = 6_000 // more than there are in memory
+	const count = 6_000 // more events than are kept in memory
 	b := newBench(t, 8<<20)
 	r := rand.New(rand.NewPCG(40, uint64(time.Now().UnixNano()))) //nolint:gosec // a test
 	sink := b.recorder()
@@ -177,8 +177,8 @@ func TestStoredEventsAreObservedAsTheDatapathSentThem(t *testing.T) {
 	}
 }
 
-// TestObserveFollowsAndReportsLosses: after the stored events come the new ones; losses keep their source, and an
-// unknown position is reported before all stored events.
+// TestObserveFollowsAndReportsLosses: new events follow the stored events, and losses keep their source. If the
+// requested position is unknown, this is reported before all stored events.
 func TestObserveFollowsAndReportsLosses(t *testing.T) {
 	b := newBench(t, 4<<20)
 	r := rand.New(rand.NewPCG(40, 1)) //nolint:gosec // a test

@@ -41,7 +41,8 @@ func other(name string, addresses ...string) peers.Node {
 	return n
 }
 
-// TestPeersAreToldOnceAndWhenTheyChange: this node comes first, and a change that leaves the address is not sent.
+// TestPeersAreToldOnceAndWhenTheyChange: this node is sent first. A change of a node that does not affect its address
+// is not sent.
 func TestPeersAreToldOnceAndWhenTheyChange(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.o.Address = "192.0.2.1:4244"
@@ -89,8 +90,8 @@ func TestPeersAreToldOnceAndWhenTheyChange(t *testing.T) {
 	}
 }
 
-// TestNodesOfTheClusterAreListed: the state of another node is not known, and without a port of this node for other
-// machines neither is an address.
+// TestNodesOfTheClusterAreListed: the state of another node is unknown. If this node has no port for other machines,
+// the addresses of other nodes are unknown, too.
 func TestNodesOfTheClusterAreListed(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.others = func() ([]peers.Node, <-chan struct{}) { return []peers.Node{other("node-2", "192.0.2.2")}, nil }

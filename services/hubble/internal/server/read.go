@@ -17,45 +17,44 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 )
 
-// lossInterval is the shortest time between two messages about losses while flows are followed.
+// lossInterval is the minimum time between two messages about losses while flows are followed.
 const lossInterval = time.Second
 
-// Bounds of one turn of a call with the history. Between two turns other calls have theirs, and the call sends what it
-// found: a client that does not read delays no other client.
+// Limits of one turn in which a call reads the history. Between two turns, other calls have their turns, and the call
+// sends what it has found. So a client that does not read its answers delays no other client.
 const (
 	turnBytes = 256 << 10
 	turnTime  = 100 * time.Millisecond
 )
 
-// reading is one call that reads events, in the language of one API.
+// reading is one call that reads events, with functions for the API that the client uses.
 type reading struct {
 	*Server
-	number       uint64 // of events to send; 0: all
-	newest       bool   // the latest ones of them
+	number       uint64 // number of events to send; 0: all
+	newest       bool   // send the latest events, not the first
 	following    bool
 	since, until time.Time
-	// skip reports whether no record of a segment of the history can be selected; nil skips none.
+	// skip reports whether no record of a segment of the history can be selected; nil skips no segment.
 	skip func(history.Index) bool
-	// pick returns how to send the event of a record; nil if the request does not select it.
+	// pick returns a function that sends the event of a record; nil if the request does not select the event.
 	pick     func(history.Record) (send func() error, err error)
 	sendLoss func(*flow.LostEvent) error
-	// concerns reports whether the client learns that records of a part are missing; nil: of all parts. The losses of
-	// other tenants would tell it how many flows they have.
+	// concerns reports whether the client may learn that records of a part are missing; nil: of every part. Losses of
+	// other tenants would reveal how many flows these tenants have.
 	concerns func(part string) bool
 
 	found   uint64          // stored events that the request selects
-	corrupt map[uint64]bool // corrupt files that are reported
-	lost    *flow.LostEvent // not sent yet; nil if there is none
+	corrupt map[uint64]bool // corrupt files that were reported
+	lost    *flow.LostEvent // loss that is not sent yet; nil if there is none
 	toldT   time.Time       // when the last loss was sent
 }
 
-// stored sends the events of the history from a number on, and returns the number of the last record that it
-// considered.
+// stored sends the stored events from a record number. It returns the number of the last record that it has examined.
 func (a *reading) stored(ctx context.Context, next uint64) (last uint64, err error) {
 	if last = a.o.History.Last(); last == 0 {
 		return 0, nil
 	}
-	// A question that reaches back beyond what is left is answered with the time from which on the answer is complete.
+	// If the requested time begins before the oldest records, tell the client from which time the answer is complete.
 	if !a.since.IsZero() {
 		if until := a.o.History.Incomplete(a.since, a.concerns); !until.IsZero() {
 			a.missing(0, a.since, until)
@@ -90,7 +89,8 @@ func (a *reading) query(first, last uint64) history.Query {
 	return history.Query{First: first, Last: last, From: a.since, To: a.until, Skip: a.skip}
 }
 
-// turn waits for a turn with the history. The caller ends it with done, and asks over whether it has lasted too long.
+// turn waits for a turn to read the history. The caller must end the turn by done. over reports whether the turn has
+// lasted too long.
 func (a *reading) turn(ctx context.Context) (over func() bool, done func(), err error) {
 	select {
 	case a.scans <- struct{}{}:
@@ -101,7 +101,7 @@ func (a *reading) turn(ctx context.Context) (over func() bool, done func(), err 
 	}
 }
 
-// find returns the number of the record with which the requested number of latest flows begins.
+// find returns the number of the first record to send, so that the answer has the requested number of latest flows.
 func (a *reading) find(ctx context.Context, last uint64) (first uint64, err error) {
 	first, found := last+1, uint64(0)
 	for next := last; next > 0 && found < a.number; {
@@ -112,8 +112,7 @@ func (a *reading) find(ctx context.Context, last uint64) (first uint64, err erro
 	return first, nil
 }
 
-// findSome looks at the records up to last during one turn, and returns the number of the last record that it did not
-// look at.
+// findSome examines records backwards from last during one turn. It returns the number of the next record to examine.
 func (a *reading) findSome(ctx context.Context, last uint64, first, found *uint64) (next uint64, err error) {
 	over, done, err := a.turn(ctx)
 	if err != nil {
@@ -138,8 +137,8 @@ type message struct {
 	lost   *flow.LostEvent
 }
 
-// collect returns the messages for the records from first to last, and the number of the first record that it did not
-// look at. It ends with its turn.
+// collect returns the messages for the records from first to last. It stops at the end of its turn, and returns the
+// number of the next record to examine.
 func (a *reading) collect(ctx context.Context, first, last uint64) (next uint64, batch []message, err error) {
 	over, done, err := a.turn(ctx)
 	if err != nil {
@@ -168,12 +167,12 @@ func (a *reading) collect(ctx context.Context, first, last uint64) (next uint64,
 		case r.Loss:
 			a.addLoss(r)
 		case send != nil:
-			if a.lost != nil && !a.following { // at the position where flows are missing
+			if a.lost != nil && !a.following { // report a loss at the position where flows are missing
 				batch = append(batch, message{lost: a.lost})
 				a.lost = nil
 			}
 			a.found++
-			r.Data = bytes.Clone(r.Data) // a part of a file, which would stay in memory
+			r.Data = bytes.Clone(r.Data) // Data is part of a whole file, which would stay in memory
 			batch = append(batch, message{record: r})
 			size += len(r.Data)
 		}
@@ -224,7 +223,7 @@ func (a *reading) follow(ctx context.Context, last uint64) error {
 		case err != nil:
 			return status.FromContextError(err).Err()
 		}
-		if missed > 0 && a.concerns != nil { // which of them are of the client, only the files tell
+		if missed > 0 && a.concerns != nil { // only the files tell which of the missed records the client may see
 			now := a.o.History.Last()
 			if err := a.sendRange(ctx, last+1, now); err != nil {
 				return err
@@ -255,10 +254,10 @@ func (a *reading) follow(ctx context.Context, last uint64) error {
 	}
 }
 
-// errQuiet is returned if no record arrives before a loss is due.
+// errQuiet is returned if no record arrives before a loss must be reported.
 var errQuiet = errors.New("a loss is due")
 
-// next waits for the next record. A loss that was not sent yet is sent even if no further record arrives.
+// next waits for the next record. It sends a pending loss even if no further record arrives.
 func (a *reading) next(ctx context.Context, last uint64) (r history.Record, missed uint64, err error) {
 	if a.lost == nil {
 		return a.o.History.Next(ctx, last)
@@ -272,7 +271,7 @@ func (a *reading) next(ctx context.Context, last uint64) (r history.Record, miss
 	return r, missed, err
 }
 
-// missing reports that flows of a time are missing; count is 0 if their number is not known.
+// missing reports that flows of a time span are missing; count is 0 if their number is unknown.
 func (a *reading) missing(count uint64, from, to time.Time) {
 	a.loss(&flow.LostEvent{
 		Source: flow.LostEventSource_HUBBLE_RING_BUFFER, NumEventsLost: count,
@@ -287,7 +286,7 @@ func (a *reading) unreadable(r history.Record) {
 	}
 }
 
-// addLoss reports the loss of a record, unless it is earlier than the request.
+// addLoss reports the loss in a record, unless it is older than the requested time.
 func (a *reading) addLoss(r history.Record) {
 	l := &flow.LostEvent{}
 	if err := proto.Unmarshal(r.Data, l); err != nil {
@@ -299,7 +298,7 @@ func (a *reading) addLoss(r history.Record) {
 	}
 }
 
-// loss adds a loss to the one that is not sent yet. Clients print one line for each message, so losses are merged.
+// loss merges a loss with the pending loss, because clients print one line for each message.
 func (a *reading) loss(l *flow.LostEvent) {
 	if a.lost == nil {
 		a.lost = l
@@ -333,7 +332,7 @@ func (a *reading) tell(l *flow.LostEvent) error {
 	return a.sendLoss(l)
 }
 
-// selected returns how to send the event of a record; nil if the request does not select it.
+// selected returns a function that sends the event of a record; nil if the request does not select the event.
 func (a *reading) selected(r history.Record) (send func() error, err error) {
 	if r.Loss || !a.since.IsZero() && r.Time.Before(a.since) || !a.until.IsZero() && r.Time.After(a.until) {
 		return nil, nil

@@ -38,11 +38,11 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/server/reader"
 )
 
-// HealthName is the name under which the hubble CLI asks for the health of the API.
+// HealthName is the service name in the health checks of the hubble CLI.
 const HealthName = "hubble.server.Observer"
 
-// scans is the number of calls that read the history at a time. Each of them has a few segments in memory, and a turn
-// of bounded time.
+// scans is the number of calls that may read the history at the same time. Each has a few segments in memory, and a
+// turn of limited duration.
 const scans = 2
 
 // Options describe a Server. All fields but ServerName are required.
@@ -51,16 +51,16 @@ type Options struct {
 	Started time.Time
 	Now     func() time.Time
 	History *history.History
-	// Flow returns the flow of a record that is not about losses; nil if it has another event.
+	// Flow returns the flow of a record that is not about losses; nil if the record contains another event.
 	Flow func(record []byte) (*flow.Flow, error)
 	// Node returns the name of this node.
 	Node func() string
 	// Rate returns the flows per second in the last minute.
 	Rate func() float64
-	// Source returns why no events arrive; nil while the stream of the datapath is open.
+	// Source returns the reason why no events arrive; nil while the stream of the datapath is open.
 	Source func() error
-	// Address is how peers reach this server: "unix://…", or host:port of a server with a certificate for the name of the
-	// node.
+	// Address is the address at which peers reach this server: "unix://…", or host:port. In the second case, the
+	// server has a certificate for the name of the node.
 	Address string
 	// ServerName is the name in the certificates of all nodes; empty: the name of each node.
 	ServerName string
@@ -132,7 +132,8 @@ func (*Server) GetDebugEvents(
 	return status.Error(codes.Unimplemented, "Sluice has no debug events; use GetFlows")
 }
 
-// ServerStatus implements the API. A client with the certificate of a tenant gets the numbers of its flows only.
+// ServerStatus implements the API. A client with the certificate of a tenant gets only the numbers of this tenant's
+// flows.
 func (s *Server) ServerStatus(
 	ctx context.Context, _ *observer.ServerStatusRequest,
 ) (*observer.ServerStatusResponse, error) {
@@ -150,7 +151,7 @@ func (s *Server) ServerStatus(
 	}, nil
 }
 
-// view returns what the client of a call may see.
+// view returns the view of the client of a call.
 func (s *Server) view(ctx context.Context) (hubbleflow.View, error) {
 	r, err := reader.Of(ctx)
 	switch {
@@ -166,8 +167,8 @@ func (s *Server) view(ctx context.Context) (hubbleflow.View, error) {
 	return s.o.Parts.Only(r.Tenant), nil
 }
 
-// status returns what the history has of the flows of a view. Of a tenant, it has the records of the tenant's own
-// parts, and nothing that depends on the flows of others.
+// status returns the status of the history in a view. For one tenant, it contains only the records in the tenant's
+// own parts, and nothing that depends on flows of other tenants.
 func (s *Server) status(view hubbleflow.View) history.Status {
 	st := s.o.History.Status()
 	if view.All() {
@@ -184,10 +185,10 @@ func (s *Server) status(view hubbleflow.View) history.Status {
 
 func (s *Server) uptime() uint64 { return uint64(max(0, s.o.Now().Sub(s.o.Started))) }
 
-// capacity estimates how many flows the history can keep, from the mean size of the present ones.
+// capacity estimates how many flows the history can keep, from the mean size of the stored flows.
 func capacity(st history.Status) uint64 {
 	switch {
-	case st.MaxBytes == 0: // of one tenant
+	case st.MaxBytes == 0: // the status is for one tenant
 		return st.Records
 	case st.Bytes == 0 || st.Records == 0:
 		return max(history.Recent, st.Records)
@@ -195,8 +196,8 @@ func capacity(st history.Status) uint64 {
 	return max(st.Records, uint64(float64(st.Records)/float64(st.Bytes)*float64(st.MaxBytes)))
 }
 
-// GetNodes implements the API. Only the state of this node is known; hubble-relay asks every node.
-// A client with the certificate of a tenant gets this node only.
+// GetNodes implements the API. Only the state of this node is known; hubble-relay queries every node. A client with
+// the certificate of a tenant gets only this node.
 func (s *Server) GetNodes(ctx context.Context, _ *observer.GetNodesRequest) (*observer.GetNodesResponse, error) {
 	view, err := s.view(ctx)
 	if err != nil {
@@ -227,7 +228,8 @@ func (s *Server) GetNodes(ctx context.Context, _ *observer.GetNodesRequest) (*ob
 // remote reports whether peers reach this server over TCP.
 func (s *Server) remote() bool { return !strings.HasPrefix(s.o.Address, "unix:") }
 
-// others returns the other nodes. A node with the name of this one is left out, because names of peers are unique.
+// others returns the other nodes. It omits a node with the same name as this node, because names of peers must be
+// unique.
 func (s *Server) others() ([]peers.Node, <-chan struct{}) {
 	all, changed := s.o.Others()
 	return slices.DeleteFunc(all, func(n peers.Node) bool { return n.Name == s.o.Node() }), changed
@@ -236,7 +238,8 @@ func (s *Server) others() ([]peers.Node, <-chan struct{}) {
 // serverName returns the name in the certificate of a node.
 func (s *Server) serverName(node string) string { return cmp.Or(s.o.ServerName, node) }
 
-// tls describes TLS at a node. Every node has the settings of this one.
+// tls returns the TLS settings for connections to a node. It assumes that every node has the same settings as this
+// node.
 func (s *Server) tls(node string) *observer.TLS {
 	if !s.remote() {
 		return &observer.TLS{}
@@ -244,8 +247,8 @@ func (s *Server) tls(node string) *observer.TLS {
 	return &observer.TLS{Enabled: true, ServerName: s.serverName(node)}
 }
 
-// addressOf returns the address at which the service of another node listens if it has the settings of this node;
-// empty if this one does not listen for other machines. The family of its own address is preferred.
+// addressOf returns the address of the service on another node, which is assumed to have the same settings as this
+// node. It is empty if this node does not listen for other machines. The family of this node's address is preferred.
 func (s *Server) addressOf(n peers.Node) string {
 	if !s.remote() || len(n.Addresses) == 0 {
 		return ""
@@ -288,8 +291,8 @@ func (s *Server) GetNamespaces(
 	return out, nil
 }
 
-// namespaces returns the namespaces of a tenant in flows after a time. Indices of the history do not say whose tenant a
-// namespace is, so it reads the flows.
+// namespaces returns the namespaces of a tenant in flows after a time. It reads the flows, because the indices of the
+// history do not contain the tenants of namespaces.
 func (s *Server) namespaces(ctx context.Context, view hubbleflow.View, after time.Time) ([]string, error) {
 	a := &reading{Server: s, since: after}
 	found := make(map[string]bool)
@@ -319,8 +322,8 @@ func (s *Server) namespaces(ctx context.Context, view hubbleflow.View, after tim
 	return slices.Sorted(maps.Keys(found)), nil
 }
 
-// Notify implements the API: it sends every node of the cluster, this one first, and then each change. Changes that
-// happen while the client does not read are merged.
+// Notify implements the API. It sends every node of the cluster, beginning with this node, and then each change.
+// Changes that happen while the client does not read are merged.
 func (s *Server) Notify(_ *peer.NotifyRequest, stream grpc.ServerStreamingServer[peer.ChangeNotification]) error {
 	view, err := s.view(stream.Context())
 	if err != nil {
@@ -355,7 +358,7 @@ func (s *Server) notification(name, address string) *peer.ChangeNotification {
 	return n
 }
 
-// notify sends the differences between what was sent and the present nodes.
+// notify sends the differences between the nodes that were sent before and the current nodes.
 func notify(
 	stream grpc.ServerStreamingServer[peer.ChangeNotification], sent map[string]*peer.ChangeNotification,
 	now []*peer.ChangeNotification,
@@ -392,11 +395,11 @@ func notify(
 	return nil
 }
 
-// invalid returns the answer to a request with a mistake in a field.
+// invalid returns the status for a request with a mistake in a field.
 func invalid(field string, err error) error {
 	return rpcerr.New(codes.InvalidArgument, rpcerr.InvalidMessage, fmt.Errorf("%s: %w", field, err),
 		rpcerr.Field(field, err.Error()))
 }
 
-// errFirstAndFollow is the reason for refusing a request with both.
+// errFirstAndFollow is the reason for refusing a request that sets both first and follow.
 var errFirstAndFollow = errors.New("cannot be combined with follow")

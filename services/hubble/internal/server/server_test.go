@@ -52,8 +52,8 @@ type bench struct {
 	describe func(record []byte) (history.Facts, error)
 }
 
-// asFlow returns the flow of a record of these tests, which is the flow itself: so it can have fields that no event of
-// the datapath fills.
+// asFlow returns the flow of a record. In these tests a record is the flow itself, so that it can have fields that no
+// event of the datapath sets.
 func asFlow(record []byte) (*flow.Flow, error) {
 	f := &flow.Flow{}
 	return f, proto.Unmarshal(record, f)
@@ -92,14 +92,14 @@ func (b *bench) open(maxBytes int64) {
 	})
 }
 
-// noise returns a text of a length that cannot be compressed to less than half.
+// noise returns a text of the given length that cannot be compressed to less than half.
 func noise(length int) string {
 	b := make([]byte, length/2)
 	rand.Read(b)
 	return hex.EncodeToString(b)
 }
 
-// add stores a flow of a second; odd ones are dropped.
+// add stores a flow with the time second. Flows of odd seconds are dropped flows.
 func (b *bench) add(second int, pad int) {
 	b.t.Helper()
 	f := &flow.Flow{
@@ -135,7 +135,7 @@ type stream struct {
 	cancel context.CancelFunc
 	enough int
 	got    []*observer.GetFlowsResponse
-	first  func() // called when the first answer has arrived; nil: nothing
+	first  func() // called when the first answer arrives; may be nil
 }
 
 func (s *stream) Context() context.Context { return s.ctx }
@@ -177,7 +177,7 @@ func (b *bench) answers(ctx context.Context, r *observer.GetFlowsRequest, s *str
 	return b.GetFlows(r, s)
 }
 
-// TestFlowsOfARange: number, first, since and until as in Hubble, with and without filters.
+// TestFlowsOfARange: number, first, since and until have the same meaning as in Hubble, with and without filters.
 func TestFlowsOfARange(t *testing.T) {
 	b := newBench(t, 64<<20)
 	for i := range 10 {
@@ -221,7 +221,7 @@ func TestFlowsOfARange(t *testing.T) {
 	}
 }
 
-// TestFollowedFlowsContinueTheStoredOnes: none is missing and none comes twice.
+// TestFollowedFlowsContinueTheStoredOnes: new flows follow the stored flows, without gaps and duplicates.
 func TestFollowedFlowsContinueTheStoredOnes(t *testing.T) {
 	b := newBench(t, 64<<20)
 	for i := range 5 {
@@ -244,14 +244,14 @@ func TestFollowedFlowsContinueTheStoredOnes(t *testing.T) {
 			t.Fatalf("message %d is %s", i, text)
 		}
 	}
-	// A past end is reached at once.
+	// An end in the past is reached at once.
 	if s, err := b.ask(&observer.GetFlowsRequest{Follow: true, Number: 1, Until: at(4)}, 0); err != nil ||
 		!slices.Equal(s.texts(), []string{"4"}) {
 		t.Errorf("until: %q, %v", s.texts(), err)
 	}
 }
 
-// TestMaskReducesFlows: without the fields that the client does not print.
+// TestMaskReducesFlows: a field mask removes the fields that the client does not request.
 func TestMaskReducesFlows(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.add(0, 0)
@@ -267,7 +267,8 @@ func TestMaskReducesFlows(t *testing.T) {
 	}
 }
 
-// TestLossesAreMerged: clients print one line for each message, at the position where flows are missing.
+// TestLossesAreMerged: consecutive losses become one message at the position where flows are missing, because clients
+// print one line for each message.
 func TestLossesAreMerged(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.add(0, 0)
@@ -285,12 +286,13 @@ func TestLossesAreMerged(t *testing.T) {
 	}
 }
 
-// TestFollowerGetsALossWithoutAFurtherFlow: losses of a second are one message, which waits for no other record. Losses
-// that arrive before the call follows are one message, too; those after the first answer are sent while it follows.
+// TestFollowerGetsALossWithoutAFurtherFlow: the losses of a second become one message, which is sent without waiting
+// for another record. Losses before the call become one message, too. Losses after the first answer are sent while
+// the call follows.
 func TestFollowerGetsALossWithoutAFurtherFlow(t *testing.T) {
 	for name, c := range map[string]struct {
 		before []uint64 // losses before the call
-		after  []uint64 // losses after its first answer
+		after  []uint64 // losses after the first answer
 		want   []string
 	}{
 		"while it follows":   {nil, []uint64{3, 4, 5}, []string{"0", "lost 3", "lost 9"}},
@@ -314,7 +316,8 @@ func TestFollowerGetsALossWithoutAFurtherFlow(t *testing.T) {
 	}
 }
 
-// TestAnswerSaysFromWhenOnItIsComplete: the flows at the beginning of the requested time were displaced.
+// TestAnswerSaysFromWhenOnItIsComplete: the oldest flows of the requested time were displaced. The answer contains
+// the time from which it is complete.
 func TestAnswerSaysFromWhenOnItIsComplete(t *testing.T) {
 	b := newBench(t, history.MinBytes)
 	for i := range 60_000 {
@@ -336,7 +339,7 @@ func TestAnswerSaysFromWhenOnItIsComplete(t *testing.T) {
 	}
 }
 
-// TestCorruptSegmentIsALoss: a reader learns that flows are missing.
+// TestCorruptSegmentIsALoss: if a segment is corrupt, a client learns that flows are missing.
 func TestCorruptSegmentIsALoss(t *testing.T) {
 	b := newBench(t, 64<<20)
 	for i := range 3 * history.Recent {
@@ -385,7 +388,8 @@ func TestRecordThatCannotBeReadIsALoss(t *testing.T) {
 	}
 }
 
-// TestClientThatDoesNotReadDelaysNoOther: more clients than may read the history at a time stop in their first answer.
+// TestClientThatDoesNotReadDelaysNoOther: more clients than may read the history at the same time stop reading in
+// their first answer. Another client still gets its answer.
 func TestClientThatDoesNotReadDelaysNoOther(t *testing.T) {
 	b := newBench(t, 64<<20)
 	const flows = 20_000
@@ -424,7 +428,7 @@ func (s *stuckStream) Send(*observer.GetFlowsResponse) error {
 	return s.ctx.Err()
 }
 
-// TestAnswersOfManyTurnsAreComplete: an answer that takes several turns has every flow once, and each loss once.
+// TestAnswersOfManyTurnsAreComplete: an answer that takes several turns contains every flow once and each loss once.
 func TestAnswersOfManyTurnsAreComplete(t *testing.T) {
 	b := newBench(t, 64<<20)
 	const flows = 20_000 // several times turnBytes

@@ -31,7 +31,7 @@ type noMetrics struct{}
 func (noMetrics) Count(string, *flow.Flow)               {}
 func (noMetrics) CountLost(flow.LostEventSource, uint64) {}
 
-// randomEnd returns a pod of some namespaces, or an address outside.
+// randomEnd returns a pod of one of several namespaces, or an external address.
 func randomEnd(r *rand.Rand) *datapathv1.FlowEnd {
 	n := r.IntN(40)
 	if n >= 36 {
@@ -45,14 +45,14 @@ func randomEnd(r *rand.Rand) *datapathv1.FlowEnd {
 		Address: fmt.Sprintf("10.244.0.%d", n), Port: uint32(8000 + n), Identity: uint32(17_000 + n),
 		Labels: []*workloadv1.Label{{Source: "k8s", Key: "io.kubernetes.pod.namespace", Value: namespace}},
 	}
-	if n%2 == 0 { // of this node
+	if n%2 == 0 { // a pod of this node
 		e.EndpointIndex = uint32(n + 1)
 		e.Pod = &workloadv1.PodReference{Namespace: namespace, Name: fmt.Sprint("pod-", n)}
 	}
 	return e
 }
 
-// randomEvent returns an event of a time: one of ten is a drop by a policy.
+// randomEvent returns an event with the given time. One of ten is a drop by a policy.
 func randomEvent(r *rand.Rand, number int, at time.Time) *datapathv1.Flow {
 	f := &datapathv1.Flow{
 		Time: timestamppb.New(at), Uuid: fmt.Sprint("event-", number), NodeName: "node-1", Ethertype: 0x0800,
@@ -77,8 +77,8 @@ func randomEvent(r *rand.Rand, number int, at time.Time) *datapathv1.Flow {
 	return f
 }
 
-// TestRandomEventsAreFoundAgain: of 10,000 random events of some hours, every one is answered as it was, and filters
-// and times select what a comparison of all events selects. 1,000 are drops, with reason, policy and revision.
+// TestRandomEventsAreFoundAgain: 10,000 random events of several hours are returned unchanged. Filters and times
+// select the same events as a comparison of all events. 1,000 events are drops, with reason, policy and revision.
 func TestRandomEventsAreFoundAgain(t *testing.T) {
 	const count = 3_000
 	b := newBench(t, 8<<20)
@@ -152,7 +152,7 @@ func equal(a, b *flow.Flow) bool {
 	return proto.Equal(a, b) && proto.Equal(&of[0], &of[1])
 }
 
-// randomQuestion returns a request, and which events it selects.
+// randomQuestion returns a request, and a function that reports whether the request selects an event.
 func randomQuestion(r *rand.Rand) (*observer.GetFlowsRequest, func(*datapathv1.Flow) bool) {
 	q, x := &observer.GetFlowsRequest{}, &flow.FlowFilter{}
 	var all []func(*datapathv1.Flow) bool
@@ -198,11 +198,11 @@ func randomQuestion(r *rand.Rand) (*observer.GetFlowsRequest, func(*datapathv1.F
 	}
 }
 
-// TestClockThatJumpsHidesNoFlow: flows from before and after a jump in either direction are answered in the order of
-// their arrival, and times select them by the time that they have.
+// TestClockThatJumpsHidesNoFlow: the clock jumps in either direction. Flows are returned in the order of their
+// arrival, and are selected by the time that they contain.
 func TestClockThatJumpsHidesNoFlow(t *testing.T) {
 	b := newBench(t, 64<<20)
-	// The clock is an hour behind from the third flow on, and a day ahead for the sixth one.
+	// The clock is an hour behind from the third flow on, and a day ahead for the sixth flow.
 	times := []int{4000, 4001, 400, 401, 402, 86_800, 403, 404}
 	for _, second := range times {
 		b.now = start.Add(time.Duration(second) * time.Second)

@@ -39,10 +39,10 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/test/authority"
 )
 
-// secret is a part of every text of the tenant whose flows a reader of another tenant must not see.
+// secret is part of every text of a tenant whose flows a client of another tenant must not see.
 const secret = "victim"
 
-// podOf returns an end that is a pod. With a tenant, its namespace has the tenant label.
+// podOf returns an end that is a pod. If tenant is set, the namespace of the pod has the tenant label.
 func podOf(namespace, tenant string) *flow.Endpoint {
 	e := &flow.Endpoint{
 		ID: 7, Identity: 4711, ClusterName: namespace + "-cluster", Namespace: namespace, PodName: namespace + "-pod",
@@ -55,7 +55,7 @@ func podOf(namespace, tenant string) *flow.Endpoint {
 	return e
 }
 
-// fullFlow returns a flow with all fields that a pod's tenant could be found out by.
+// fullFlow returns a flow with every field that could reveal something about a pod's tenant.
 func fullFlow(second int, from, to *flow.Endpoint) *flow.Flow {
 	policy := func(e *flow.Endpoint) []*flow.Policy {
 		return []*flow.Policy{{Kind: "NetworkPolicy", Namespace: e.GetNamespace(), Name: e.GetNamespace() + "-policy"}}
@@ -70,7 +70,7 @@ func fullFlow(second int, from, to *flow.Endpoint) *flow.Flow {
 		"ingressRules": []any{"NetworkPolicy " + to.GetNamespace() + "/p spec"}, "unknown": secret,
 	})
 	if err != nil {
-		panic(err) // a value is of no type that JSON has
+		panic(err) // only if a value has a type that JSON lacks
 	}
 	packed, err := anypb.New(extensions)
 	if err != nil {
@@ -106,7 +106,7 @@ func (b *bench) store(part string, f *flow.Flow) {
 	b.h.Append(history.Entry{Part: part, Time: f.GetTime().AsTime(), Data: data, Facts: record.Facts(f)})
 }
 
-// overTLS serves a bench to clients with certificates.
+// overTLS serves the API of a bench to clients with certificates.
 type overTLS struct {
 	*bench
 	ca      *authority.CA
@@ -163,7 +163,7 @@ func (o *overTLS) reader(name string) *certified {
 	return &certified{observer.NewObserverClient(conn), peer.NewPeerClient(conn), o.t}
 }
 
-// asks returns the IDs of the flows of an answer, and "lost N" for losses. No message may contain the secret.
+// asks returns the IDs of the flows in an answer, and "lost N" for losses. No message may contain the secret.
 func (r *certified) asks(q *observer.GetFlowsRequest) (ids []string, err error) {
 	r.t.Helper()
 	stream, err := r.GetFlows(r.t.Context(), q)
@@ -184,7 +184,7 @@ func (r *certified) asks(q *observer.GetFlowsRequest) (ids []string, err error) 
 		}
 		ids = append(ids, id)
 		if f := m.GetFlow(); f != nil {
-			f.Uuid = "" // of the test, with the names of both
+			f.Uuid = "" // the ID is from the test and contains both names
 		}
 		if text := prototext.Format(m); strings.Contains(text, secret) {
 			r.t.Errorf("%v: an answer contains\n%s", q, text)
@@ -192,8 +192,8 @@ func (r *certified) asks(q *observer.GetFlowsRequest) (ids []string, err error) 
 	}
 }
 
-// TestReaderOfATenantSeesOnlyItsFlows: whatever a client with the certificate of a tenant asks, it gets flows of its
-// pods, and of the other ends of its connections no more than addresses and ports.
+// TestReaderOfATenantSeesOnlyItsFlows: whatever a client with the certificate of a tenant requests, it gets only
+// flows of the tenant's pods. Of the other ends of their connections, it sees only addresses and ports.
 func TestReaderOfATenantSeesOnlyItsFlows(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.others = func() ([]peers.Node, <-chan struct{}) {
@@ -210,12 +210,13 @@ func TestReaderOfATenantSeesOnlyItsFlows(t *testing.T) {
 			visible = append(visible, f.GetUuid())
 		}
 	}
-	// Ends that look like pods of the tenant, but are not: a namespace with its name, a label of a pod, another source.
+	// These ends look like pods of the tenant, but are not: they have a namespace with the tenant's name, the tenant
+	// label on the pod, or another label source.
 	named := podOf("acme", "")
 	named.Labels = append(named.Labels, "k8s:sluice.io/tenant=acme",
 		"cni:io.cilium.k8s.namespace.labels.sluice.io/tenant=acme")
 	named.PodName, named.Labels[0] = secret, "k8s:app="+secret
-	// The labels of this pod are not known, so its tenant is not, either.
+	// The labels of this pod are unknown, and so is its tenant.
 	unknown := &flow.Endpoint{ID: 9, Namespace: "unknown", PodName: secret}
 	for range 5 {
 		add("namespace victim", victim, victim)
@@ -247,7 +248,7 @@ func TestReaderOfATenantSeesOnlyItsFlows(t *testing.T) {
 	}
 }
 
-// asksByPages asks for every part of the flows.
+// asksByPages requests every range of the flows.
 func asksByPages(t *testing.T, tenant *certified, visible []string, last int) {
 	t.Helper()
 	for n := range len(visible) + 3 {
@@ -283,7 +284,8 @@ func asksByPages(t *testing.T, tenant *certified, visible []string, last int) {
 	}
 }
 
-// asksByFilters asks with filters for what must be hidden: none may find anything, and none may leave anything out.
+// asksByFilters sends requests with filters for hidden properties. No filter may match because of a hidden property,
+// neither in the allow list nor in the deny list.
 func asksByFilters(t *testing.T, tenant *certified, visible []string, hidden *flow.Endpoint) {
 	t.Helper()
 	workload := []*flow.Workload{{Name: secret + "-workload"}}
@@ -318,7 +320,7 @@ func asksByFilters(t *testing.T, tenant *certified, visible []string, hidden *fl
 			t.Errorf("%s leaves out some of %q: %q, %v", name, visible, got, err)
 		}
 	}
-	// Filters find what the tenant may see.
+	// Filters on visible properties find the flows.
 	for name, f := range map[string]*flow.FlowFilter{
 		"own pods": {SourcePod: []string{"a1/"}}, "addresses": {SourceIp: []string{"10.0.0.1"}},
 		"verdicts": {Verdict: []flow.Verdict{flow.Verdict_DROPPED}}, "world": {SourceLabel: []string{"reserved:world"}},
@@ -330,7 +332,8 @@ func asksByFilters(t *testing.T, tenant *certified, visible []string, hidden *fl
 	}
 }
 
-// asksByOtherCalls asks what is not a flow, on the same connections and in turns with a client that may see everything.
+// asksByOtherCalls makes all calls that return something other than flows, on the same connections, alternating with
+// a client that may see everything.
 func asksByOtherCalls(t *testing.T, tenant, all *certified) {
 	t.Helper()
 	const total, own = 31, 11
@@ -373,7 +376,8 @@ func asksByOtherCalls(t *testing.T, tenant, all *certified) {
 	}
 }
 
-// TestReaderOfATenantFollowsOnlyItsFlows: also while others have many, and a loss has no number.
+// TestReaderOfATenantFollowsOnlyItsFlows: a client of one tenant follows only its own flows while other tenants have
+// many. A loss has no number.
 func TestReaderOfATenantFollowsOnlyItsFlows(t *testing.T) {
 	b := newBench(t, 64<<20)
 	o := b.overTLS()
@@ -412,15 +416,16 @@ func TestReaderOfATenantFollowsOnlyItsFlows(t *testing.T) {
 	}
 }
 
-// asTenant returns the context of a call of a client with a certificate.
+// asTenant returns the context of a call by a client with a tenant's certificate.
 func asTenant(ctx context.Context, name string) context.Context {
 	return grpcpeer.NewContext(ctx, &grpcpeer.Peer{AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{
 		VerifiedChains: [][]*x509.Certificate{{{DNSNames: []string{name}}}},
 	}}})
 }
 
-// TestReaderOfATenantLearnsOnlyOfItsOwnLosses: the flows of another tenant displace none of its flows, and their number
-// is not visible to it. Displaced, corrupt and unreadable records of its own part are losses.
+// TestReaderOfATenantLearnsOnlyOfItsOwnLosses: flows of another tenant displace no flows of the client's tenant, and
+// the client cannot see their number. Displaced, corrupt and unreadable records in the tenant's own part are reported
+// as losses.
 func TestReaderOfATenantLearnsOnlyOfItsOwnLosses(t *testing.T) {
 	asks := func(b *bench, name string) []string {
 		t.Helper()
@@ -447,7 +452,7 @@ func TestReaderOfATenantLearnsOnlyOfItsOwnLosses(t *testing.T) {
 	if got := asks(b, "namespace.shop.sluice"); !slices.Equal(got, []string{own.GetUuid()}) {
 		t.Errorf("the answer to the other tenant: %q, want its only flow", got)
 	}
-	// A corrupt file of the other tenant, and then one of its own.
+	// First a file of the other tenant is corrupt, and then a file of the client's tenant.
 	if err := b.h.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -481,8 +486,8 @@ func TestReaderOfATenantLearnsOnlyOfItsOwnLosses(t *testing.T) {
 	}
 }
 
-// TestReaderOfATenantThatFallsBehindLosesNoFlow: between two of its answers arrive more flows of others than are in
-// memory. A loss would tell how many they are, so the call reads the files.
+// TestReaderOfATenantThatFallsBehindLosesNoFlow: between two answers, more flows of other tenants arrive than are
+// kept in memory. A loss would reveal their number, so the call reads the files.
 func TestReaderOfATenantThatFallsBehindLosesNoFlow(t *testing.T) {
 	b := newBench(t, 64<<20)
 	shop, victim := podOf("shop", ""), podOf(secret, "")
@@ -511,8 +516,8 @@ func TestReaderOfATenantThatFallsBehindLosesNoFlow(t *testing.T) {
 	}
 }
 
-// TestNamespacesWithoutTheLabelCanBeOneTenant: a certificate for one of them is then refused, because its
-// namespace is not a tenant of its own.
+// TestNamespacesWithoutTheLabelCanBeOneTenant: all namespaces without the label are one tenant. A certificate for one
+// of these namespaces is refused, because the namespace is not a tenant.
 func TestNamespacesWithoutTheLabelCanBeOneTenant(t *testing.T) {
 	b := newBench(t, 64<<20)
 	b.o.Parts.Settings.Together = true

@@ -21,18 +21,19 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 )
 
-// maxNodes is the maximum number of nodes. If there are more, the last known ones stay.
+// maxNodes is the maximum number of nodes. A listing with more nodes is rejected, and the last known nodes stay.
 const maxNodes = 20_000
 
 // Node is another node.
 type Node struct {
 	Name    string
 	Version string
-	// Addresses reach it from other nodes; the preferred one of each family comes first.
+	// Addresses are the addresses at which other nodes reach the node. The preferred address of each family comes
+	// first.
 	Addresses []netip.Addr
 }
 
-// Nodes are the other nodes. They stay as last known while sluice-identity is unavailable.
+// Nodes contains the other nodes of the cluster. While sluice-identity is unavailable, the last known nodes stay.
 type Nodes struct {
 	client identityv1.ClusterServiceClient
 	log    *slog.Logger
@@ -42,7 +43,7 @@ type Nodes struct {
 	changed chan struct{}   // guarded by mu; closed and replaced at each change
 }
 
-// New returns Nodes that use a connection to the socket of sluice-identity. They are empty before Run.
+// New returns Nodes that use a connection to the socket of sluice-identity. It is empty until Run has received nodes.
 func New(conn grpc.ClientConnInterface, l *slog.Logger) *Nodes {
 	return &Nodes{
 		client: identityv1.NewClusterServiceClient(conn), log: l.With("source", "nodes"), nodes: make(map[string]Node),
@@ -138,10 +139,10 @@ func (n *Nodes) Complete(_ context.Context, listed map[string]struct{}) error {
 	return nil
 }
 
-// Failed implements watch.Sink. Follow logs the reason, and the nodes stay.
+// Failed implements watch.Sink. The last known nodes stay. Follow logs the reason.
 func (*Nodes) Failed(context.Context, error) error { return nil }
 
-// tell wakes the readers. Called with mu held.
+// tell wakes callers that wait for a change. Called with mu held.
 func (n *Nodes) tell() {
 	close(n.changed)
 	n.changed = make(chan struct{})

@@ -23,10 +23,10 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// identity is a registry of nodes whose answers are given by the test: each is a stream of messages.
+// identity simulates a registry of nodes. The test provides its answers, each as a stream of messages.
 type identity struct {
 	identityv1.UnimplementedClusterServiceServer
-	streams chan chan *identityv1.WatchClusterResponse // closing one ends the stream; nil refuses the token
+	streams chan chan *identityv1.WatchClusterResponse // a closed inner channel ends the stream; nil rejects the token
 	tokens  chan string
 }
 
@@ -66,7 +66,7 @@ func (i *identity) WatchCluster(
 	}
 }
 
-// listing is a message with nodes and its bookmark. The token of a listing is its last message's.
+// listing returns messages that list nodes, with a bookmark. The last message has the token.
 func listing(token string, names ...string) (all []*identityv1.WatchClusterResponse) {
 	m := &identityv1.WatchClusterResponse{}
 	for _, name := range names {
@@ -80,8 +80,8 @@ func listing(token string, names ...string) (all []*identityv1.WatchClusterRespo
 	})
 }
 
-// TestNodesAreThoseOfTheRegistry: across an interruption the last known nodes stay, and a new listing removes those
-// that went meanwhile.
+// TestNodesAreThoseOfTheRegistry: during an interruption, the last known nodes stay. The next listing removes the
+// nodes that left in the meantime.
 func TestNodesAreThoseOfTheRegistry(t *testing.T) {
 	service := &identity{streams: make(chan chan *identityv1.WatchClusterResponse), tokens: make(chan string)}
 	socket := filepath.Join(t.TempDir(), "identity.sock")
@@ -105,7 +105,7 @@ func TestNodesAreThoseOfTheRegistry(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		conn.Close() //nolint:errcheck // it was only read
+		conn.Close() //nolint:errcheck // nothing was written
 		server.Stop()
 	})
 	open := func(token string) chan *identityv1.WatchClusterResponse {
@@ -142,7 +142,7 @@ func TestNodesAreThoseOfTheRegistry(t *testing.T) {
 	wants("a[192.0.2.1] b[192.0.2.2] c[]")
 	stream <- &identityv1.WatchClusterResponse{
 		ResumeToken: []byte("2"), RemovedNodes: []string{"c"},
-		Mappings: []*identityv1.IPMapping{{Prefix: "10.0.0.1/32", Node: "a"}}, // of an earlier version
+		Mappings: []*identityv1.IPMapping{{Prefix: "10.0.0.1/32", Node: "a"}}, // as from an earlier version
 	}
 	wants("a[192.0.2.1] b[192.0.2.2]")
 	close(stream)

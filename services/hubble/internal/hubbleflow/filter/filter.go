@@ -3,8 +3,8 @@
 
 // Package filter selects flows by the filters of Hubble's API.
 //
-// A flow passes if one filter of the allow list matches, or the list is empty, and no filter of the deny list matches.
-// A filter matches if all of its fields match; a field matches if one of its values does.
+// A flow passes if two conditions hold: the allow list is empty or one of its filters matches, and no filter of the
+// deny list matches. A filter matches if all its fields match. A field matches if one of its values matches.
 package filter
 
 import (
@@ -25,13 +25,13 @@ import (
 // ErrUnsupported is returned for a filter that this version does not implement.
 var ErrUnsupported = errors.New("not supported")
 
-// Bounds of a request: each value may be compared with each flow of the history.
+// Limits of a request. They are needed because each value may be compared with each flow of the history.
 const (
 	maxFilters = 64
-	maxValues  = 256      // of one field
+	maxValues  = 256      // values of one field
 	maxPattern = 1024     // bytes of one value
 	maxTotal   = 1024     // values of all filters
-	maxBytes   = 16 << 10 // of all values together
+	maxBytes   = 16 << 10 // bytes of all values together
 )
 
 // Error is the error about one value of a filter.
@@ -122,7 +122,7 @@ func compile(x *flow.FlowFilter) ([]match, *Error) {
 	return b.matches, b.err
 }
 
-// total is the number and size of the values of a request.
+// total counts the values of a request and their bytes.
 type total struct{ values, bytes int }
 
 // add counts the values of both lists.
@@ -165,7 +165,7 @@ func (t *total) value(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
 	}
 }
 
-// bounded returns an error if a field has too many or too long values.
+// bounded returns an error if a field has too many values, or a value is too long.
 func bounded(x *flow.FlowFilter) (err *Error) {
 	x.ProtoReflect().Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
 		if !fd.IsList() {
@@ -208,7 +208,7 @@ func oneOf[T comparable](b *builder, values []T, get func(*flow.Flow) T) {
 	}
 }
 
-// none adds a condition that no flow meets: the field describes a part of a flow that no flow has here.
+// none adds a condition that no flow meets. It is for fields that flows of Sluice never have.
 func (b *builder) none() { b.add(func(*flow.Flow) bool { return false }) }
 
 // names adds the conditions for pods, services, identities, clusters and nodes.
@@ -260,8 +260,8 @@ func pod(e *flow.Endpoint) (namespace, name string) { return e.GetNamespace(), e
 
 func svc(s *flow.Service) (namespace, name string) { return s.GetNamespace(), s.GetName() }
 
-// split divides "shop/web", "shop/", "/web" and "web". A name without a namespace is of the namespace default; with an
-// empty one, of any.
+// split divides "shop/web", "shop/", "/web" and "web". Without a slash, the namespace is "default". With nothing
+// before the slash, any namespace matches.
 func split(text string) (namespace, prefix string) {
 	namespace, prefix, ok := strings.Cut(text, "/")
 	if !ok {
@@ -455,7 +455,7 @@ func (b *builder) packet(x *flow.FlowFilter) {
 	}
 	if wanted := x.GetReply(); len(wanted) > 0 {
 		b.add(func(f *flow.Flow) bool {
-			// Clients expect that a dropped flow of unknown direction counts as no reply.
+			// Clients expect that a dropped flow of unknown direction counts as "not a reply".
 			if f.GetIsReply() == nil && f.GetVerdict() != flow.Verdict_DROPPED {
 				return false
 			}
@@ -505,7 +505,7 @@ func (b *builder) protocols(names []string) {
 			wanted = append(wanted, func(f *flow.Flow) bool { return f.GetL4().GetICMPv6() != nil })
 		case "dns":
 			wanted = append(wanted, func(f *flow.Flow) bool { return f.GetL7().GetDns() != nil })
-		case "vrrp", "igmp", "http": // no flow has them
+		case "vrrp", "igmp", "http": // no flow of Sluice has these protocols
 		default:
 			b.fail("protocol", fmt.Errorf("%q is not a protocol that Hubble knows", name))
 			return
@@ -514,8 +514,8 @@ func (b *builder) protocols(names []string) {
 	b.add(func(f *flow.Flow) bool { return slices.ContainsFunc(wanted, func(m match) bool { return m(f) }) })
 }
 
-// patterns adds the conditions for names of DNS, for HTTP and for traces. Flows contain neither HTTP nor traces: a
-// valid value matches nothing, and an invalid one is refused as by Hubble.
+// patterns adds the conditions for names of DNS, for HTTP and for traces. Flows of Sluice contain neither HTTP nor
+// traces. So a valid value matches no flow, and an invalid value is refused, as in Hubble.
 func (b *builder) patterns(x *flow.FlowFilter) {
 	for _, c := range []struct {
 		field    string
@@ -543,7 +543,7 @@ func (b *builder) patterns(x *flow.FlowFilter) {
 			continue
 		}
 		for _, text := range c.patterns {
-			// Not compiled: a short expression can compile to many megabytes.
+			// Only parse the expression: compiling a short expression can take many megabytes.
 			if _, err := syntax.Parse(text, syntax.Perl); err != nil {
 				b.fail(c.field, err)
 				return

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 )
 
-// denied is a flow with all parts that flows have here.
+// denied returns a flow that has every field which flows of Sluice can have.
 func denied() *flow.Flow {
 	return &flow.Flow{
 		Uuid: "u1", NodeName: "node-1", Verdict: flow.Verdict_DROPPED, DropReasonDesc: flow.DropReason_POLICY_DENIED,
@@ -35,7 +35,7 @@ func denied() *flow.Flow {
 // list is a list of filters.
 type list = []*flow.FlowFilter
 
-// cases has filters that match denied() and filters that do not, by the field that they are about.
+// cases contains, for each field, filters that match denied() and filters that do not match it.
 var cases = map[string]struct{ match, differ []*flow.FlowFilter }{
 	"uuid": {
 		list{{Uuid: []string{"u0", "u1"}}}, list{{Uuid: []string{"u2"}}},
@@ -164,7 +164,8 @@ func build(t *testing.T, allow, deny []*flow.FlowFilter) *Filter {
 	return f
 }
 
-// TestEveryFieldSelects: no field of the API may be ignored, because a filter would then pass too much.
+// TestEveryFieldSelects: every field of a filter has an effect. A filter with an ignored field would let too many
+// flows pass.
 func TestEveryFieldSelects(t *testing.T) {
 	fields := (&flow.FlowFilter{}).ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
@@ -189,7 +190,8 @@ func TestEveryFieldSelects(t *testing.T) {
 	}
 }
 
-// TestListsAreAlternativesAndFieldsAreConditions: as in Hubble.
+// TestListsAreAlternativesAndFieldsAreConditions: as in Hubble, one filter of a list must match, and all fields of a
+// filter must match.
 func TestListsAreAlternativesAndFieldsAreConditions(t *testing.T) {
 	yes := &flow.FlowFilter{SourcePort: []string{"40000"}}
 	no := &flow.FlowFilter{SourcePort: []string{"1"}}
@@ -211,7 +213,8 @@ func TestListsAreAlternativesAndFieldsAreConditions(t *testing.T) {
 	}
 }
 
-// TestInvalidValuesAreRefusedWithTheField: and values that are too many or too long.
+// TestInvalidValuesAreRefusedWithTheField: invalid values, too many values and values that are too long are refused.
+// The error names the field.
 func TestInvalidValuesAreRefusedWithTheField(t *testing.T) {
 	for field, x := range map[string]*flow.FlowFilter{
 		"source_ip":                   {SourceIp: []string{"10.244.0"}},
@@ -242,7 +245,7 @@ func TestInvalidValuesAreRefusedWithTheField(t *testing.T) {
 	if _, err := New(slices.Repeat(list{{}}, maxFilters+1), nil); err == nil {
 		t.Errorf("%d filters were accepted", maxFilters+1)
 	}
-	// Each field is within its bounds.
+	// Each field is within its limits.
 	for what, x := range map[string]*flow.FlowFilter{
 		"many values":   {Uuid: slices.Repeat([]string{"u"}, maxValues)},
 		"long values":   {NodeName: slices.Repeat([]string{strings.Repeat("*", maxPattern)}, 10)},

@@ -11,12 +11,12 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 )
 
-// Excludes reports whether no flow of a segment of the history can pass.
+// Excludes reports whether no flow of a segment of the history can pass the filter.
 func (f *Filter) Excludes(x history.Index) bool {
 	return len(f.allow) > 0 && !slices.ContainsFunc(f.allow, func(c compiled) bool { return mayMatch(c.filter, x) })
 }
 
-// mayMatch reports whether a segment may have a flow that a filter matches.
+// mayMatch reports whether a segment may have a flow that the filter matches.
 func mayMatch(f *flow.FlowFilter, x history.Index) bool {
 	return mayHave(f.GetVerdict(), x.Verdicts) && mayHave(f.GetDropReasonDesc(), x.Reasons) &&
 		mayHavePod(f.GetSourcePod(), x) && mayHavePod(f.GetDestinationPod(), x)
@@ -33,7 +33,7 @@ func mayHavePod(wanted []string, x history.Index) bool {
 			_, ok := x.Namespaces[namespace]
 			return ok || namespace == ""
 		}
-		if namespace != "" { // Pods are sorted
+		if namespace != "" { // Pods is sorted
 			i, _ := slices.BinarySearch(x.Pods, namespace+"/"+prefix)
 			return i < len(x.Pods) && strings.HasPrefix(x.Pods[i], namespace+"/"+prefix)
 		}

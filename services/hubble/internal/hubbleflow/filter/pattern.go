@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// defaultCluster is the name of the cluster of a node without one in its name.
+// defaultCluster is the cluster of a node whose name contains no cluster.
 const defaultCluster = "default"
 
-// anyName matches every name of DNS, also with underscores.
+// anyName matches every DNS name, including names with underscores.
 const anyName = `[-0-9_a-z]+(?:\.[-0-9_a-z]+)*`
 
-// translate writes the regular expression of a pattern, in which "*" matches any characters.
+// translate writes the regular expression for a pattern. "*" matches any characters.
 func translate(out *strings.Builder, pattern string) error {
 	pattern = strings.ToLower(strings.TrimSuffix(strings.TrimSpace(pattern), "."))
 	if pattern == "" {
@@ -40,7 +40,7 @@ func translate(out *strings.Builder, pattern string) error {
 	return nil
 }
 
-// compilePatterns compiles patterns of which one must match.
+// compilePatterns compiles patterns to one regular expression that matches if one of the patterns matches.
 func compilePatterns(patterns []string, write func(*strings.Builder, string) error) (*regexp.Regexp, error) {
 	var out strings.Builder
 	out.WriteString(`\A(?:`)

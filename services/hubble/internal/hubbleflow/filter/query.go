@@ -12,8 +12,9 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 )
 
-// maxExpression limits the size of the regular expressions of one filter in the instructions that they are compiled to,
-// as estimated by size: a short expression such as (.{1000}){1000} would take many megabytes.
+// maxExpression limits the regular expressions of one filter. It is the number of instructions of the compiled
+// expressions, as estimated by size. Without the limit, a short expression such as (.{1000}){1000} would take many
+// megabytes.
 const maxExpression = 5_000
 
 // queries adds the condition for the name of a DNS message: one of the regular expressions must match.
@@ -44,7 +45,8 @@ func (b *builder) queries(texts []string) error {
 	return nil
 }
 
-// size returns about how many instructions an expression has, or a number above most.
+// size estimates the number of instructions of a compiled expression. If the number exceeds most, size returns any
+// number above most.
 func size(x *syntax.Regexp, most int) int {
 	n := 1 + len(x.Rune)
 	for _, sub := range x.Sub {

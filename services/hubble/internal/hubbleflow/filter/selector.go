@@ -25,13 +25,13 @@ func parseLabels(texts []string) (labels []flowLabel) {
 	return labels
 }
 
-// selector is a label selector in the syntax of Kubernetes, whose keys may begin with a source: all requirements must
-// hold.
+// selector is a label selector in Kubernetes syntax, whose keys may begin with a source. All its requirements must be
+// met.
 type selector []requirement
 
-// requirement is about the labels of one key.
+// requirement is a condition on the labels with one key.
 type requirement struct {
-	source, key string // an empty source matches any
+	source, key string // an empty source matches any source
 	op          operator
 	values      []string
 }
@@ -82,7 +82,7 @@ func parseSelector(text string) (selector, error) {
 	return s, nil
 }
 
-// terms splits at the commas that are not between parentheses. An empty text has no terms.
+// terms splits a text at the commas outside of parentheses. An empty text has no terms.
 func terms(text string) (out []string) {
 	if strings.TrimSpace(text) == "" {
 		return nil

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package flowmetrics counts flows under the names of Hubble's metrics, so that dashboards for Hubble work.
+// Package flowmetrics counts flows in metrics with Hubble's names, so that dashboards for Hubble work.
 package flowmetrics
 
 import (
@@ -31,12 +31,13 @@ var Labels = []string{
 type Options struct {
 	Names  []string // of Names
 	Labels []string // of Labels
-	// MaxSeries bounds the number of series of all metrics together: half of them for all tenants, and the other half
-	// divided equally among maxTenants. The flows of series beyond it are only counted as left out.
+	// MaxSeries limits the number of series of all metrics together. All tenants share one half of the series; the
+	// other half is divided equally among maxTenants. Flows that would need a further series are only counted as
+	// omitted.
 	MaxSeries int
 }
 
-// maxTenants is the number of tenants with a guarantee. Others share one.
+// maxTenants is the number of tenants with a guarantee. All further tenants share one guarantee.
 const maxTenants = 64
 
 // Validate returns an error that names the first unknown value.
@@ -68,13 +69,13 @@ type Metrics struct {
 	leftOut                        prometheus.Counter
 
 	mu     sync.Mutex
-	key    []byte                        // guarded by mu; of the series that add looks up
+	key    []byte                        // guarded by mu; key of the series that add looks up
 	series map[string]prometheus.Counter // guarded by mu
 	shared int                           // guarded by mu; series beyond the guarantees
 	owned  map[string]int                // guarded by mu; series within the guarantee, by tenant
 }
 
-// New returns metrics without series.
+// New returns metrics that have no series yet.
 func New(o Options) *Metrics {
 	m := &Metrics{
 		enabled: make(map[string]bool), max: o.MaxSeries, series: make(map[string]prometheus.Counter),
@@ -156,7 +157,7 @@ func (m *Metrics) Count(tenant string, f *flow.Flow) {
 		m.add(tenant, "icmp", m.icmp, []string{"IPv6", hubbleflow.ICMPName(true, x.GetType(), x.GetCode())}, context)
 	}
 	if f.GetVerdict() != flow.Verdict_FORWARDED && f.GetVerdict() != flow.Verdict_REDIRECTED || f.GetL7() != nil {
-		return // the verdict on the connection counts its packet
+		return // the packet was counted with the verdict on its connection
 	}
 	if m.enabled["tcp"] {
 		for _, flag := range flags(f.GetL4().GetTCP().GetFlags()) {
@@ -181,7 +182,7 @@ func (m *Metrics) add(
 			m.key = append(append(m.key, 0), v...)
 		}
 	}
-	series, ok := m.series[string(m.key)] // does not copy the key
+	series, ok := m.series[string(m.key)] // the conversion does not copy the key
 	if !ok {
 		if !m.admit(tenant) {
 			m.leftOut.Inc()
@@ -196,7 +197,7 @@ func (m *Metrics) add(
 // admit reports whether a further series may be created. Called with mu held.
 func (m *Metrics) admit(tenant string) bool {
 	if _, known := m.owned[tenant]; !known && len(m.owned) >= maxTenants-1 {
-		tenant = "" // the tenants without a guarantee of their own
+		tenant = "" // all tenants without a guarantee of their own
 	}
 	switch {
 	case m.owned[tenant] < m.max/2/maxTenants:
@@ -237,7 +238,7 @@ func (m *Metrics) values(f *flow.Flow) (values []string) {
 	return values
 }
 
-// app returns the name of the application in labels, by the keys that Hubble looks at.
+// app returns the name of the application from labels, by the same keys as Hubble.
 func app(labels []string) string {
 	for _, key := range []string{"k8s:app.kubernetes.io/name=", "k8s:k8s-app=", "k8s:app="} {
 		for _, l := range labels {

@@ -24,7 +24,7 @@ func tcp(port uint32, flags *flow.TCPFlags) *flow.Flow {
 	}
 }
 
-// TestMetricsHaveNamesAndLabelsOfHubble: dashboards query them.
+// TestMetricsHaveNamesAndLabelsOfHubble: the metrics have the names and labels that dashboards for Hubble query.
 func TestMetricsHaveNamesAndLabelsOfHubble(t *testing.T) {
 	m := New(Options{
 		Names: Names, Labels: []string{"traffic_direction", "source_namespace", "source_app"}, MaxSeries: 10_000,
@@ -81,7 +81,8 @@ hubble_tcp_flags_total{family="IPv4",flag="SYN-ACK",` + context + `,traffic_dire
 	}
 }
 
-// TestSeriesAreBounded: a scan of all ports must not fill the memory. Known series are still counted.
+// TestSeriesAreBounded: a scan of all ports creates only a limited number of series. Flows of existing series are
+// still counted.
 func TestSeriesAreBounded(t *testing.T) {
 	m := New(Options{Names: []string{"port-distribution"}, MaxSeries: 200})
 	const kept = 100 + 1 // the half for all tenants, and the guarantee
@@ -101,8 +102,8 @@ func TestSeriesAreBounded(t *testing.T) {
 	}
 }
 
-// TestTenantThatScansPortsLeavesSeriesToOthers: each tenant has a guarantee, and all tenants together stay within the
-// bound.
+// TestTenantThatScansPortsLeavesSeriesToOthers: one tenant scans ports. Other tenants still get their guaranteed
+// series, and all series together stay within the limit.
 func TestTenantThatScansPortsLeavesSeriesToOthers(t *testing.T) {
 	const most = 1280
 	m := New(Options{Names: []string{"port-distribution"}, MaxSeries: most})
@@ -140,7 +141,8 @@ func TestUnknownNamesAreRefused(t *testing.T) {
 	}
 }
 
-// TestDNSMessagesAreFlowsOfLayer7: the verdicts on their connections count packets and drops.
+// TestDNSMessagesAreFlowsOfLayer7: DNS messages are counted only as flows of layer 7. Their packets and drops are
+// counted with the verdicts on their connections.
 func TestDNSMessagesAreFlowsOfLayer7(t *testing.T) {
 	m := New(Options{Names: Names, MaxSeries: 100})
 	f := &flow.Flow{

@@ -19,7 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
 )
 
-// podEnd returns an end that is a pod with the usual labels of a Deployment.
+// podEnd returns an end that is a pod with the usual labels of a pod of a Deployment.
 func podEnd(n int) *datapathv1.FlowEnd {
 	label := func(key, value string) *workloadv1.Label {
 		return &workloadv1.Label{Source: "k8s", Key: key, Value: value}
@@ -34,7 +34,7 @@ func podEnd(n int) *datapathv1.FlowEnd {
 	}
 }
 
-// BenchmarkFlow measures the way of an event from the datapath to the history and the metrics.
+// BenchmarkFlow measures the processing of an event from the datapath's message to the history and the metrics.
 func BenchmarkFlow(b *testing.B) {
 	h, err := history.Open(history.Options{
 		Dir: b.TempDir(), MaxBytes: 64 << 20, MaxAge: time.Hour, Describe: Describe, Now: time.Now, Log: log.Discard(),
@@ -42,7 +42,7 @@ func BenchmarkFlow(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer h.Close() //nolint:errcheck // nothing is read
+	defer h.Close() //nolint:errcheck // nothing reads the history afterwards
 	metrics := flowmetrics.New(flowmetrics.Options{Names: flowmetrics.Names, MaxSeries: 10_000})
 	r := New(Options{History: h, Metrics: metrics, Now: time.Now, Log: log.Discard()})
 	var flows []*datapathv1.Flow
@@ -65,11 +65,11 @@ func BenchmarkFlow(b *testing.B) {
 		f.Time = timestamppb.Now()
 		r.Flow(f)
 	}
-	// Other processes of the machine change the time that passes, but hardly the time of the CPU.
+	// Other processes on the machine affect the elapsed time, but hardly the CPU time.
 	b.ReportMetric(float64(spent(b)-began)/float64(b.N), "cpu-ns/op")
 }
 
-// spent returns the CPU time of this process, with the compression of segments.
+// spent returns the CPU time of this process, including the compression of segments.
 func spent(b *testing.B) time.Duration {
 	b.Helper()
 	var u syscall.Rusage

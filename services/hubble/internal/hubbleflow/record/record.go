@@ -3,8 +3,9 @@
 
 // Package record writes the events of the datapath to the history, and reads them.
 //
-// A record is the datapath's own message, so that sluice observe shows a stored event as a new one; Hubble's messages
-// are made from it for the reader that asks. A record about losses is Hubble's message, which has their time.
+// A record is the message of the datapath, so that `sluice observe` shows a stored event in the same way as a new
+// event. It is converted to Hubble's message when a client reads it. A record about losses is Hubble's message,
+// because it contains their time.
 package record
 
 import (
@@ -25,8 +26,8 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow"
 )
 
-// lossInterval is the shortest time between two records about losses of one source: the datapath may report a loss
-// before each event.
+// lossInterval is the minimum time between two records about losses of one source. It is needed because the datapath
+// may report a loss before each event.
 const lossInterval = time.Second
 
 // History stores records.
@@ -40,7 +41,7 @@ type Metrics interface {
 
 // Options describe a Recorder. All fields are required.
 type Options struct {
-	// Labels says that Metrics need the labels of flows.
+	// Labels is set if Metrics need the labels of flows.
 	Labels  bool
 	Parts   hubbleflow.Parts
 	History History
@@ -51,7 +52,7 @@ type Options struct {
 	Log  *slog.Logger
 }
 
-// Recorder is the sink of the datapath's events.
+// Recorder is the sink for the events of the datapath.
 type Recorder struct {
 	o Options
 
@@ -66,7 +67,7 @@ type Recorder struct {
 	}
 }
 
-// loss is what was lost at one source since the last record about it.
+// loss describes the events that one source has lost since the last record about its losses.
 type loss struct {
 	count       uint64
 	first, last time.Time
@@ -78,14 +79,14 @@ func New(o Options) *Recorder {
 	return &Recorder{o: o, losses: make(map[datapathv1.LossSource]*loss)}
 }
 
-// NodeName returns the name of this node in the latest event; empty before the first.
+// NodeName returns the name of this node in the latest event; empty before the first event.
 func (r *Recorder) NodeName() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.node
 }
 
-// count counts a flow of this second.
+// count counts a flow in the current second.
 func (r *Recorder) count(node string, second int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,7 +146,7 @@ func (r *Recorder) Repair(e *datapathv1.AttachmentRepair) {
 	r.o.Last = e.GetTime().AsTime()
 }
 
-// Lost records that events are missing. Losses of less than a second are one record.
+// Lost records that events are missing. Losses of one source within a second become one record.
 func (r *Recorder) Lost(source datapathv1.LossSource, count uint64) {
 	r.writing.Lock()
 	defer r.writing.Unlock()
@@ -156,7 +157,7 @@ func (r *Recorder) Lost(source datapathv1.LossSource, count uint64) {
 		r.losses[source] = l
 	}
 	if l.first.IsZero() {
-		// The missing events are later than the last one that was received.
+		// The missing events came after the last event that was received.
 		if l.first = r.o.Last; l.first.IsZero() {
 			l.first = now
 		}
@@ -166,7 +167,7 @@ func (r *Recorder) Lost(source datapathv1.LossSource, count uint64) {
 	r.writeLosses(false)
 }
 
-// Run records losses that no further event follows, until ctx ends.
+// Run writes pending records about losses even if no further event follows, until ctx ends.
 func (r *Recorder) Run(ctx context.Context) error {
 	tick := time.NewTicker(lossInterval)
 	defer tick.Stop()
@@ -187,7 +188,8 @@ func (r *Recorder) flush(all bool) {
 	r.writeLosses(all)
 }
 
-// writeLosses writes the losses whose last record is long enough ago, or all. Called with writing held.
+// writeLosses writes the pending losses of each source whose last record is old enough, or of all sources. Called
+// with writing held.
 func (r *Recorder) writeLosses(all bool) {
 	now := r.o.Now()
 	for source, l := range r.losses {
@@ -207,7 +209,7 @@ func (r *Recorder) writeLosses(all bool) {
 	}
 }
 
-// lossSources are Hubble's sources of losses. Hubble has none for a restart of the datapath, and none for
+// lossSources maps sources of losses to Hubble's sources. Hubble has none for a restart of the datapath and for
 // sluice-dns.
 var lossSources = map[datapathv1.LossSource]flow.LostEventSource{
 	datapathv1.LossSource_LOSS_SOURCE_KERNEL:   flow.LostEventSource_PERF_EVENT_RING_BUFFER,
@@ -216,7 +218,7 @@ var lossSources = map[datapathv1.LossSource]flow.LostEventSource{
 	datapathv1.LossSource_LOSS_SOURCE_DNS:      flow.LostEventSource_UNKNOWN_LOST_EVENT_SOURCE,
 }
 
-// Facts returns what the index of the history has of a flow.
+// Facts returns the facts about a flow for the index of the history.
 func Facts(f *flow.Flow) (out history.Facts) {
 	for _, e := range []*flow.Endpoint{f.GetSource(), f.GetDestination()} {
 		if e.GetNamespace() != "" {
@@ -242,7 +244,7 @@ func Describe(data []byte) (history.Facts, error) {
 	return Facts(hubbleflow.Brief(m.GetFlow())), nil
 }
 
-// repairFacts returns what the index of the history has of a repair.
+// repairFacts returns the facts about a repair for the index of the history.
 func repairFacts(e *datapathv1.AttachmentRepair) (out history.Facts) {
 	if p := e.GetPod(); p.GetName() != "" {
 		out.Namespaces, out.Pods = []string{p.GetNamespace()}, []string{p.GetNamespace() + "/" + p.GetName()}
@@ -250,7 +252,7 @@ func repairFacts(e *datapathv1.AttachmentRepair) (out history.Facts) {
 	return out
 }
 
-// Event returns the event of a record that is not about losses.
+// Event returns the event of a record. The record must not be about losses.
 func Event(data []byte) (*datapathv1.ObserveResponse, error) {
 	m := &datapathv1.ObserveResponse{}
 	if err := proto.Unmarshal(data, m); err != nil {
@@ -259,8 +261,8 @@ func Event(data []byte) (*datapathv1.ObserveResponse, error) {
 	return m, nil
 }
 
-// Rest returns a record with the ID of a record's event, and nothing else of it. The history keeps it of the latest
-// record if that is deleted, so that the stream of the datapath continues there after a restart.
+// Rest returns a record that contains only the ID of a record's event. If the latest record is deleted, the history
+// keeps its rest, so that the stream of the datapath continues after this event when the process restarts.
 func Rest(data []byte) []byte {
 	m, err := Event(data)
 	if err != nil {
@@ -275,7 +277,8 @@ func Rest(data []byte) []byte {
 	return rest
 }
 
-// Flow returns a function that converts the flow of a record; to nil, if the event is no flow.
+// Flow returns a function that converts the event of a record to Hubble's flow. It returns nil for an event that is
+// not a flow.
 func Flow(c hubbleflow.Converter) func(data []byte) (*flow.Flow, error) {
 	return func(data []byte) (*flow.Flow, error) {
 		m, err := Event(data)

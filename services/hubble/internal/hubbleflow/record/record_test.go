@@ -20,7 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 )
 
-// kept is a history and metrics that keep what they get.
+// kept contains a history and metrics that keep what they receive.
 type kept struct {
 	entries []history.Entry
 	flows   int
@@ -47,7 +47,8 @@ func (k *kept) losses(t *testing.T) (counts []uint64) {
 	return counts
 }
 
-// TestLossesOfASecondAreOneRecord: the datapath may report a loss before each event. No lost event is forgotten.
+// TestLossesOfASecondAreOneRecord: the datapath reports a loss before each event. The losses within a second become
+// one record with the sum of their counts.
 func TestLossesOfASecondAreOneRecord(t *testing.T) {
 	k, now := &kept{}, time.Unix(1_800_000_000, 0)
 	r := New(Options{History: k, Metrics: k, Now: func() time.Time { return now }, Log: log.Discard()})
@@ -82,7 +83,8 @@ func TestLossesOfASecondAreOneRecord(t *testing.T) {
 	}
 }
 
-// TestLossIsRecordedWithoutAFurtherEvent: also when the process stops.
+// TestLossIsRecordedWithoutAFurtherEvent: a loss is recorded even if no further event follows, also when the process
+// stops.
 func TestLossIsRecordedWithoutAFurtherEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &kept{}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package reader tells which flows the client of a call may see.
+// Package reader determines which flows the client of a call may see.
 package reader
 
 import (
@@ -19,16 +19,16 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// Reader is the client of a call. The zero value may see nothing.
+// Reader is the client of a call. The zero value may see no flow.
 type Reader struct {
-	// All is true if it may see the flows of all tenants.
+	// All is set if the client may see the flows of all tenants.
 	All bool
-	// Tenant is the only tenant whose flows it may see; the zero value without one.
+	// Tenant is the only tenant whose flows the client may see; the zero value without one.
 	Tenant shares.Tenant
 }
 
-// Of returns the reader of a call. Clients of the unix socket may see all flows: the access to the socket is checked
-// before. Of a client over TLS, the certificate decides.
+// Of returns the reader of a call. Clients of the unix socket may see all flows, because access to the socket is
+// checked before. For clients over TLS, it depends on the certificate.
 func Of(ctx context.Context) (Reader, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
@@ -53,11 +53,11 @@ func OfInfo(info credentials.AuthInfo) (Reader, error) {
 	return r, nil
 }
 
-// domain is the end of all names that restrict a certificate. A certificate with another name in the domain is refused,
-// so that a mistake in a name does not make it a certificate for the flows of all tenants.
+// domain is the suffix of the names that restrict a certificate to one tenant. A certificate with an invalid name in
+// this domain is refused. Otherwise a mistake in the name would give access to the flows of all tenants.
 const domain = ".sluice"
 
-// ofCertificate returns the reader with a certificate. Of a certificate, every DNS name counts, and the common name.
+// ofCertificate returns the reader for a certificate. It considers every DNS name and the common name.
 func ofCertificate(c *x509.Certificate) (Reader, error) {
 	r := Reader{All: true}
 	for _, name := range append(slices.Clone(c.DNSNames), c.Subject.CommonName) {
@@ -78,7 +78,7 @@ func ofCertificate(c *x509.Certificate) (Reader, error) {
 	return r, nil
 }
 
-// parse returns the tenant of a name without the domain.
+// parse returns the tenant of a name in which the domain was removed.
 func parse(text string) (shares.Tenant, bool) {
 	kind, name, _ := strings.Cut(text, ".")
 	if name == "" || strings.Contains(name, "*") {

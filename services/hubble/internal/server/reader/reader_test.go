@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestCertificateDecidesWhatAReaderSees: a name of the domain restricts it, however it is spelled, and a mistake in
-// such a name gives no access at all.
+// TestCertificateDecidesWhatAReaderSees: a name in the domain restricts the reader to one tenant, in any spelling. A
+// mistake in such a name gives no access at all.
 func TestCertificateDecidesWhatAReaderSees(t *testing.T) {
 	const refused = "refused"
 	for _, c := range []struct {
@@ -68,7 +68,7 @@ func TestCertificateDecidesWhatAReaderSees(t *testing.T) {
 	}
 }
 
-// TestOnlyVerifiedCertificatesCount: a client that presents a certificate that was not verified sees nothing.
+// TestOnlyVerifiedCertificatesCount: a client whose certificate was not verified may see no flow.
 func TestOnlyVerifiedCertificatesCount(t *testing.T) {
 	ctx := peer.NewContext(context.Background(), &peer.Peer{AuthInfo: credentials.TLSInfo{State: tls.ConnectionState{
 		PeerCertificates: []*x509.Certificate{{DNSNames: []string{"reader"}}},

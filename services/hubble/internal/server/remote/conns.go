@@ -21,17 +21,18 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/server/reader"
 )
 
-// Bounds of connections. Before its handshake, a client may be anybody; afterwards its certificate tells the tenant.
+// Limits of connections. Before the end of its handshake, a client is unknown. Afterwards its certificate tells the
+// tenant.
 const (
 	maxConns        = 64
-	maxTenantsConns = 48 // with certificates of tenants; the others are left for the relay and operators
+	maxTenantsConns = 48 // with certificates of tenants; the rest is reserved for the relay and operators
 	maxTenantConns  = 16 // with certificates of one tenant
 	maxHandshakes   = 64
 	handshakeTime   = 3 * time.Second
 )
 
-// conns are the open connections. It is the listener, which counts handshakes, and the credentials, which count the
-// clients.
+// conns contains the open connections. It is both the listener, which counts handshakes, and the credentials, which
+// count clients.
 type conns struct {
 	net.Listener
 	log *slog.Logger
@@ -39,21 +40,21 @@ type conns struct {
 	mu         sync.Mutex
 	handshakes []*conn               // guarded by mu; oldest first
 	clients    int                   // guarded by mu; connections after the handshake
-	tenants    int                   // guarded by mu; those with certificates of tenants
+	tenants    int                   // guarded by mu; clients with certificates of tenants
 	byTenant   map[shares.Tenant]int // guarded by mu
-	logged     time.Time             // guarded by mu; when a refused client was logged
+	logged     time.Time             // guarded by mu; time at which a refused client was last logged
 }
 
 // conn is one connection.
 type conn struct {
 	net.Conn
 	all    *conns
-	source netip.Prefix   // the client's address; of IPv6, the network that one client has
+	source netip.Prefix   // the client's IPv4 address, or the IPv6 network that a client usually has
 	client *reader.Reader // guarded by all.mu; nil before the end of the handshake
 }
 
-// Accept returns the next connection. Beyond maxHandshakes, it closes the oldest connection of the address that has the
-// most handshakes. So a client with many silent connections displaces only its own.
+// Accept returns the next connection. Above maxHandshakes, it closes the oldest connection of the source that has the
+// most handshakes. So a client with many silent connections displaces only its own connections.
 func (s *conns) Accept() (net.Conn, error) {
 	raw, err := s.Listener.Accept()
 	if err != nil {
@@ -66,7 +67,7 @@ func (s *conns) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// begin counts a handshake, and returns the connection to close for it; nil if none need be.
+// begin counts a handshake. It returns the connection that must be closed for it; nil if none.
 func (s *conns) begin(c *conn) (oldest *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,13 +87,14 @@ func (s *conns) begin(c *conn) (oldest *conn) {
 	return oldest
 }
 
-// Close closes the connection, which then counts no more.
+// Close closes the connection, which then no longer counts.
 func (c *conn) Close() error {
 	c.all.leave(c)
 	return c.Conn.Close()
 }
 
-// leave ends a handshake or a client. Connections are closed more than once.
+// leave removes a handshake or a client from the counts. It may be called more than once, because connections are
+// closed more than once.
 func (s *conns) leave(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,7 +114,7 @@ func (s *conns) leave(c *conn) {
 	}
 }
 
-// admit turns a handshake into a client, unless there are too many.
+// admit counts a connection as a client and no longer as a handshake, unless there are too many clients.
 func (s *conns) admit(c *conn, r reader.Reader) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +133,7 @@ func (s *conns) admit(c *conn, r reader.Reader) error {
 	if err != nil {
 		if now := time.Now(); now.Sub(s.logged) >= time.Minute {
 			s.logged = now
-			s.log.Warn("the connection of a client was closed; further ones are not logged for a minute",
+			s.log.Warn("the connection of a client was closed; further closed connections are not logged for a minute",
 				"client", c.RemoteAddr().String(), log.Err(err))
 		}
 		return err
@@ -146,7 +148,7 @@ func (s *conns) admit(c *conn, r reader.Reader) error {
 	return nil
 }
 
-// admission makes TLS handshakes, and admits the clients.
+// admission performs TLS handshakes and admits clients.
 type admission struct {
 	credentials.TransportCredentials
 	conns *conns
@@ -166,7 +168,7 @@ func (a admission) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo
 		return nil, nil, errForeign
 	}
 	r, err := reader.OfInfo(info)
-	if err != nil { // each call is refused with the reason
+	if err != nil { // the connection is admitted, and each of its calls is refused with the reason
 		r = reader.Reader{}
 	}
 	if err := a.conns.admit(c, r); err != nil {

@@ -35,15 +35,16 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/server/reader"
 )
 
-// Bounds for all clients together. A client that does not read holds a connection, a call and its memory.
+// Limits for all clients together. A client that does not read its answers occupies a connection, a call and their
+// memory.
 const (
 	maxCalls   = 32
-	maxTenants = 24      // calls with certificates of tenants; the others are left for the relay and operators
+	maxTenants = 24      // calls with certificates of tenants; the rest is reserved for the relay and operators
 	maxTenant  = 8       // calls with certificates of one tenant
 	maxRecv    = 1 << 20 // bytes of a request
 )
 
-// Files are the names of PEM files. They are read again when they change.
+// Files contains the names of PEM files. The files are read again when they change.
 type Files struct{ Cert, Key, ClientCA string }
 
 // Options describe a Server. All exported fields are required.
@@ -52,11 +53,11 @@ type Options struct {
 	Files   Files
 	// Register adds the services.
 	Register func(grpc.ServiceRegistrar)
-	// Healthy are the names that the health service knows.
+	// Healthy contains the names that the health service knows.
 	Healthy []string
 	Log     *slog.Logger
 
-	handshake time.Duration // bound of a handshake; 0: handshakeTime
+	handshake time.Duration // time limit of a handshake; 0: handshakeTime
 }
 
 // Server serves over TCP.
@@ -66,7 +67,7 @@ type Server struct {
 
 	mu       sync.Mutex
 	calls    int                   // guarded by mu; running calls
-	tenants  int                   // guarded by mu; those with certificates of tenants
+	tenants  int                   // guarded by mu; calls with certificates of tenants
 	byTenant map[shares.Tenant]int // guarded by mu
 }
 
@@ -94,7 +95,7 @@ func Listen(o Options) (*Server, error) {
 		grpc.MaxRecvMsgSize(maxRecv), grpc.MaxConcurrentStreams(maxCalls), grpc.MaxHeaderListSize(16<<10),
 		grpc.ConnectionTimeout(cmp.Or(o.handshake, handshakeTime)),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
-			// A client without a call gives its connection back.
+			// MaxConnectionIdle closes the connection of a client that makes no calls.
 			MaxConnectionIdle: time.Minute, Time: time.Minute, Timeout: 20 * time.Second,
 		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
@@ -120,7 +121,7 @@ func recovered(l *slog.Logger) recovery.Option {
 // Address returns the address of the port.
 func (s *Server) Address() string { return s.listener.Addr().String() }
 
-// Run serves until ctx ends. Open calls end at once.
+// Run serves until ctx ends. Then it ends open calls at once.
 func (s *Server) Run(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { served <- s.grpc.Serve(s.listener) }()
@@ -200,18 +201,19 @@ func (s *Server) leave(r reader.Reader) {
 	}
 }
 
-// certificates are the files, as last read.
+// certificates contains the configuration from the files as they were last read.
 type certificates struct {
 	files Files
 	log   *slog.Logger
 
 	mu     sync.Mutex
 	config *tls.Config    // guarded by mu
-	read   [3]fs.FileInfo // guarded by mu; of the files that config is from
-	failed string         // guarded by mu; why the present files cannot be used
+	read   [3]fs.FileInfo // guarded by mu; file information when config was read
+	failed string         // guarded by mu; why the current files cannot be used
 }
 
-// load returns the configuration from the present files. If they cannot be used, it returns the last one.
+// load returns the configuration from the current files. If they cannot be used, it returns the last valid
+// configuration.
 func (c *certificates) load() (*tls.Config, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -60,7 +60,7 @@ func newBench(t testing.TB) *bench {
 	return newBenchWith(t, 0)
 }
 
-// newBenchWith starts a server that ends a handshake after a time; 0: the usual one.
+// newBenchWith starts a server with a time limit for handshakes; 0 means the usual limit.
 func newBenchWith(t testing.TB, handshake time.Duration) *bench {
 	t.Helper()
 	dir := t.TempDir()
@@ -88,7 +88,7 @@ func newBenchWith(t testing.TB, handshake time.Duration) *bench {
 	return b
 }
 
-// install writes the files with a certificate of the server.
+// install writes the files with a certificate of the server for a name.
 func (b *bench) install(ca *authority.CA, name string) {
 	b.t.Helper()
 	certificate, key := ca.Sign(name)
@@ -113,7 +113,7 @@ func (b *bench) dial(c *tls.Config) *grpc.ClientConn {
 	return conn
 }
 
-// check makes a call.
+// check makes a call of the health service.
 func (b *bench) check(c *tls.Config) error {
 	b.t.Helper()
 	conn := b.dial(c)
@@ -146,7 +146,8 @@ func TestOnlyClientsWithACertificateOfTheCAAreServed(t *testing.T) {
 	}
 }
 
-// TestCertificatesAreReadAgain: new files are used for new connections, and files that cannot be used are not.
+// TestCertificatesAreReadAgain: new connections use new files. If new files cannot be used, the former certificate
+// stays in use.
 func TestCertificatesAreReadAgain(t *testing.T) {
 	b := newBench(t)
 	before := b.ca
@@ -177,7 +178,8 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 	}
 }
 
-// TestCallsOverTCPAreBounded: clients that do not read hold at most their bound, and a panic ends its call only.
+// TestCallsOverTCPAreBounded: clients that do not read their answers occupy at most the maximum number of calls. A
+// panic in a handler ends only its call.
 func TestCallsOverTCPAreBounded(t *testing.T) {
 	b := newBench(t)
 	client := observer.NewObserverClient(b.dial(b.ca.Client("reader", "node-1")))
@@ -198,7 +200,8 @@ func TestCallsOverTCPAreBounded(t *testing.T) {
 	}
 }
 
-// TestTenantsLeaveCallsToOthers: one tenant has at most its bound, and all tenants leave some to other clients.
+// TestTenantsLeaveCallsToOthers: the calls of one tenant, and of all tenants together, are limited. Other clients can
+// still make calls.
 func TestTenantsLeaveCallsToOthers(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -226,14 +229,15 @@ func TestTenantsLeaveCallsToOthers(t *testing.T) {
 	open(ctx, "relay", maxCalls-maxTenants, codes.OK)
 	open(ctx, "relay", 1, codes.ResourceExhausted)
 	end()
-	for b.check(b.ca.Client("tenant.c.sluice", "node-1")) != nil { // until the calls of the first tenant have ended
+	for b.check(b.ca.Client("tenant.c.sluice", "node-1")) != nil { // wait for the end of the first tenant's calls
 		if t.Context().Err() != nil {
 			t.Fatal("the calls of a tenant that ended count still")
 		}
 	}
 }
 
-// TestTenantsLeaveConnectionsToOthers: one tenant has at most its bound, and all tenants leave some to other clients.
+// TestTenantsLeaveConnectionsToOthers: the connections of one tenant, and of all tenants together, are limited. Other
+// clients can still connect.
 func TestTenantsLeaveConnectionsToOthers(t *testing.T) {
 	b := newBench(t)
 	open := func(name string, count int, want codes.Code) (conns []*grpc.ClientConn) {
@@ -244,7 +248,7 @@ func TestTenantsLeaveConnectionsToOthers(t *testing.T) {
 			if status.Code(err) != want {
 				t.Fatalf("connection %d of %s: %v, want %s", i, name, err, want)
 			}
-			if want == codes.Unavailable { // it would be tried again
+			if want == codes.Unavailable { // gRPC would retry it
 				_ = conn.Close()
 			}
 			conns = append(conns, conn)
@@ -262,7 +266,7 @@ func TestTenantsLeaveConnectionsToOthers(t *testing.T) {
 	for _, conn := range first {
 		_ = conn.Close()
 	}
-	for b.check(b.ca.Client("tenant.c.sluice", "node-1")) != nil { // until the server has noticed
+	for b.check(b.ca.Client("tenant.c.sluice", "node-1")) != nil { // wait until the server has noticed
 		if t.Context().Err() != nil {
 			t.Fatal("the connections of a tenant that ended count still")
 		}
@@ -283,7 +287,7 @@ func (b *bench) silent() net.Conn {
 // ends waits until the server has closed a connection.
 func (b *bench) ends(conn net.Conn) {
 	b.t.Helper()
-	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil { // a failing test does not hang
+	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil { // keeps a failing test from hanging
 		b.t.Fatal(err)
 	}
 	if _, err := conn.Read(make([]byte, 1)); err == nil || os.IsTimeout(err) {
@@ -291,7 +295,8 @@ func (b *bench) ends(conn net.Conn) {
 	}
 }
 
-// TestSilentConnectionsDisplaceNoOther: while an address has all handshakes, it loses its oldest one to each client.
+// TestSilentConnectionsDisplaceNoOther: silent connections of one address occupy all handshakes. Each new client
+// displaces the oldest of them.
 func TestSilentConnectionsDisplaceNoOther(t *testing.T) {
 	b := newBenchWith(t, time.Hour)
 	var all []net.Conn
@@ -316,7 +321,7 @@ func TestSilentConnectionsDisplaceNoOther(t *testing.T) {
 	b.ends(all[1])
 	b.silent()
 	b.silent()
-	b.ends(all[2]) // the client has ended its handshake, so one of the two took a free place
+	b.ends(all[2]) // the first client has finished its handshake, which left one place
 }
 
 // TestHandshakeEnds: the server closes a silent connection after a time.

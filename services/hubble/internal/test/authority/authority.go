@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package authority makes certificates for tests.
+// Package authority issues certificates for tests.
 package authority
 
 import (
@@ -76,7 +76,8 @@ func (c *CA) Sign(name string) (certificate, key []byte) {
 	return encode("CERTIFICATE", der), encode("PRIVATE KEY", pkcs8)
 }
 
-// Client returns the configuration of a client with a certificate for a name, which wants a server of this CA.
+// Client returns the configuration of a client with a certificate for name. It expects a server with a certificate of
+// this CA for server.
 func (c *CA) Client(name, server string) *tls.Config {
 	c.t.Helper()
 	certificate, key := c.Sign(name)

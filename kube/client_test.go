@@ -160,8 +160,8 @@ func TestServersAreAskedInTurn(t *testing.T) {
 	}
 }
 
-// TestLateFailureLeavesTheCurrentServer: a request that fails late does not change the server, because other requests
-// have moved on already.
+// TestLateFailureLeavesTheCurrentServer: a request fails after other requests have already moved on to another
+// server. The current server stays.
 func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
 	all := []string{"https://a:1", "https://b:1", "https://c:1"}
 	a := newAddresses(all, filepath.Join(t.TempDir(), "file"), log.Discard())
@@ -180,8 +180,8 @@ func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
 	}
 }
 
-// TestWriteWithoutAnAnswerIsSentToNoOtherServer: the answer to a write may be lost after the server executed it. Only
-// the caller may repeat it.
+// TestWriteWithoutAnAnswerIsSentToNoOtherServer: the connection is lost before the answer to a write arrives. The
+// server may have executed the write, so only the caller may repeat it.
 func TestWriteWithoutAnAnswerIsSentToNoOtherServer(t *testing.T) {
 	a, settings, askedA := api(t, func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {

@@ -137,8 +137,8 @@ func TestRestoredServerIsListedAgain(t *testing.T) {
 	}
 }
 
-// TestRestoreIsNoticedByWhatAWatchHasShown: an event showed a revision above the restored one, although the last
-// check saw a lower revision.
+// TestRestoreIsNoticedByWhatAWatchHasShown: a restore is detected because an event had a higher revision than the
+// restored store, although the last check saw a lower revision.
 func TestRestoreIsNoticedByWhatAWatchHasShown(t *testing.T) {
 	following(t, func(t *testing.T, s *server, h *seen) {
 		synctest.Wait()
@@ -231,7 +231,8 @@ func (p slowProber) origin(ctx context.Context) (origin, error) {
 	return o, err
 }
 
-// TestWatchThatEndsDuringACheckIsFollowedByAnother: the answer of the running check may predate the end of the watch.
+// TestWatchThatEndsDuringACheckIsFollowedByAnother: a watch ends while a check is running. Another check follows,
+// because the answer of the first may predate the end of the watch.
 func TestWatchThatEndsDuringACheckIsFollowedByAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{revision: 10, uid: "1", size: 1}
@@ -266,7 +267,8 @@ func TestWatchThatEndsDuringACheckIsFollowedByAnother(t *testing.T) {
 	})
 }
 
-// TestSecondRestoreDuringAListingIsListedOnceMore: the first listing may predate the second restore.
+// TestSecondRestoreDuringAListingIsListedOnceMore: the store is restored again while a kind is being listed. The kind
+// is listed once more, because the first listing may predate the second restore.
 func TestSecondRestoreDuringAListingIsListedOnceMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMonitor(&server{revision: 10, uid: "1", size: 1}, log.Discard())
@@ -307,8 +309,8 @@ func TestSecondRestoreDuringAListingIsListedOnceMore(t *testing.T) {
 	})
 }
 
-// TestOldListingDoesNotTakeTheWarningBack: a Joint treats Complete as the end of a failure, so the warning is repeated
-// after it.
+// TestOldListingDoesNotTakeTheWarningBack: a Joint treats Complete as the end of a failure. So the warning is
+// repeated after the Complete of a listing that predates the restore.
 func TestOldListingDoesNotTakeTheWarningBack(t *testing.T) {
 	m := newMonitor(&server{}, log.Discard())
 	h := &seen{set: map[string]string{}}
@@ -471,7 +473,8 @@ func TestListingsAreSpreadAndPoliciesAreFirst(t *testing.T) {
 	}
 }
 
-// TestKindThatTheRestoredServerLacksIsNotFound: the error tells the caller to end Follow.
+// TestKindThatTheRestoredServerLacksIsNotFound: if the restored server does not know the kind, Follow gets a NotFound
+// error. The caller then ends Follow.
 func TestKindThatTheRestoredServerLacksIsNotFound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{revision: 100, uid: "1", size: 1, values: map[string]string{"a": "1"}, streams: true}

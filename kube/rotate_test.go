@@ -48,7 +48,7 @@ func TestRefusedCredentialsSayWhatToDo(t *testing.T) {
 			!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret") {
 			t.Errorf("%s: %v, want %q", user, err, want)
 		}
-		if err := c.refused(os.ErrNotExist); err != os.ErrNotExist { //nolint:errorlint // the very error
+		if err := c.refused(os.ErrNotExist); err != os.ErrNotExist { //nolint:errorlint // the same error value
 			t.Errorf("%s: %v", user, err)
 		}
 	}

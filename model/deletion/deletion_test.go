@@ -16,7 +16,8 @@ const (
 	line = `{"version":1,"containerId":"c1","interfaceName":"eth0","time":"2026-01-02T03:04:05Z"}` + "\n"
 )
 
-// TestStoredFormStaysWhatItIs: a plugin and a datapath of different versions share the directory.
+// TestStoredFormStaysWhatItIs: the format of spooled deletions must not change, because a plugin and a datapath of
+// different versions share the directory.
 func TestStoredFormStaysWhatItIs(t *testing.T) {
 	at := time.Date(2026, 1, 2, 4, 4, 5, 0, time.FixedZone("", 3600))
 	e := Entry{Owner: workload.Owner{ContainerID: "c1", Interface: "eth0"}, Time: at}

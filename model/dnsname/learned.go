@@ -5,13 +5,13 @@ package dnsname
 
 import "strings"
 
-// Learned is the key of a name with learned addresses. An answer to a pod teaches the pods of its namespace alone, so
-// that no namespace can teach addresses to others. Names that were added by hand are for all pods.
+// Learned is the key of a name with learned addresses. Addresses from an answer to a pod apply only to pods of its
+// namespace, so that no namespace can add addresses for another. Names that were added by hand apply to all pods.
 //
 // The text is the name, or the name, a zero byte and the namespace. Neither has a zero byte.
 type Learned string
 
-// ForAll returns the key of a name whose addresses are for all pods.
+// ForAll returns the key of a name whose addresses apply to all pods.
 func ForAll(name string) Learned { return Learned(name) }
 
 // ForNamespace returns the key of a name whose addresses are for the pods of a namespace. The namespace is empty for
@@ -39,7 +39,7 @@ func (l Learned) Namespace() (namespace string, ok bool) {
 	return namespace, ok
 }
 
-// For reports whether the addresses are for the pods of a namespace.
+// For reports whether the addresses apply to the pods of a namespace.
 func (l Learned) For(namespace string) bool {
 	own, limited := l.Namespace()
 	return !limited || own == namespace

@@ -57,8 +57,8 @@ func (s *Set) Matches(name string) bool {
 	return false
 }
 
-// matchesBelow reports whether the canonical name is one label below a name of single, or any number of labels below
-// one of deep.
+// matchesBelow reports whether a name in single is the canonical name without its first label, or a name in deep is
+// the canonical name without one or more labels.
 func (s *Set) matchesBelow(name string) bool {
 	if len(s.single)+len(s.deep) == 0 {
 		return false

@@ -73,8 +73,8 @@ func (f Filter) Match(e Event, labels LabelsOf) bool {
 		!slices.ContainsFunc(f.Excluded, func(c Criteria) bool { return c.Match(e, labels) })
 }
 
-// MayHaveLost reports whether events that the kernel dropped before e might have passed the filter. The kernel counts
-// losses by reason, and separately for closed connections. An event without a type reports only a loss, of any reason.
+// MayHaveLost reports whether the filter might select events that the kernel lost before e. The kernel counts losses
+// by reason, and separately for closed connections. An event without a type reports only a loss, of any reason.
 func (f Filter) MayHaveLost(e Event) bool {
 	return e.KernelLost > 0 && (e.Type == 0 ||
 		(len(f.Reasons) == 0 || f.Reasons[e.Reason]) && (e.Type != Closed || len(f.Types) == 0 || f.Types[Closed]))

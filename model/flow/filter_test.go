@@ -176,8 +176,8 @@ func TestFilterLeavesOutWhatIsExcludedAndWhatIsLater(t *testing.T) {
 	}
 }
 
-// TestLossOfWhatWouldNotPassIsNoLoss tests which losses a filter reports: the kernel counts losses by reason, and
-// separately for closed connections.
+// TestLossOfWhatWouldNotPassIsNoLoss: a filter reports only losses of events that it might select. The kernel counts
+// losses by reason, and separately for closed connections.
 func TestLossOfWhatWouldNotPassIsNoLoss(t *testing.T) {
 	reasons := Filter{Criteria: Criteria{Reasons: map[uint32]bool{7: true}}}
 	closed := Filter{Criteria: Criteria{Types: map[Type]bool{Closed: true}}}

@@ -49,7 +49,7 @@ type Side struct {
 	// Slot is the endpoint ID of the policy's endpoint.
 	Slot uint16
 	// Revision of the policy, Sources of the rule and its Proxy, resolved when the event was read; zero if they were
-	// unknown. They cannot be resolved later, because policies are forgotten earlier than events.
+	// unknown. They cannot be resolved later, because events are kept longer than policies.
 	Revision uint64
 	Sources  []string
 	Proxy    uint16
@@ -83,7 +83,8 @@ type Event struct {
 	SourceIdentity, DestinationIdentity uint32
 	Length                              uint32
 	SourceMAC                           [6]byte
-	// Node is the node ID of the other node that the packet came from or goes to past this node's stack; 0: none.
+	// Node is the node ID of the node that the packet came from or is sent to, if the packet bypasses the stack of
+	// this node; 0: none.
 	Node      uint16
 	EtherType uint16
 	// Sender and Receiver are the sides of the connection's first packet. With Reply, the packet travels in the opposite
@@ -107,7 +108,7 @@ type Message struct {
 	QueryType uint16
 	Code      uint16
 	Addresses []netip.Addr
-	Chain     []string // targets of CNAME records
+	Chain     []string // targets of the CNAME records
 	TTL       uint32   // of the addresses, in seconds
 	Redacted  bool
 }

@@ -52,9 +52,9 @@ func New(unpaid uint32, sizes ...int) *Accounts {
 	return a
 }
 
-// Open begins a request of an endpoint. During the request, the endpoint counts as a pod of its tenant although it may
-// pay for nothing. The tenant of an endpoint can change: its namespace has another tenant, or its number belongs to
-// another pod. Call Close at the end of the request.
+// Open begins a request of an endpoint. During the request, the endpoint counts as a pod of its tenant although it
+// may pay for nothing. The tenant of an endpoint can change, because its namespace moved to another tenant, or its
+// number belongs to another pod now. Call Close at the end of the request.
 func (a *Accounts) Open(endpoint uint32, tenant string) {
 	if endpoint == a.unpaid {
 		return
@@ -80,7 +80,7 @@ func (a *Accounts) Close(endpoint uint32) {
 	}
 }
 
-// settle removes an account that pays for nothing, so that it does not reduce the guarantees of others.
+// settle removes an account that pays for nothing, so that it does not reduce the guarantees of other accounts.
 func (a *Accounts) settle(endpoint uint32, acc *account) {
 	if acc.open || endpoint == a.unpaid {
 		return
@@ -163,8 +163,8 @@ func (a *Accounts) Within(endpoint uint32, limit, n int) bool {
 	return a.above(endpoint, limit, n) == 0
 }
 
-// Admits reports whether an endpoint may add n entries. If entries are missing, which is possible only if the endpoint
-// stays within its guarantee, others must lose some before: see Victim.
+// Admits reports whether an endpoint may add n entries. If not enough entries are free, other endpoints must lose
+// some first: see Victim. This happens only if the endpoint stays within its guarantee.
 func (a *Accounts) Admits(endpoint uint32, limit, n int) bool {
 	l := a.limits[limit]
 	common := l.size - l.size/2

@@ -54,8 +54,8 @@ func uses(a *Accounts) map[uint32]int {
 	return out
 }
 
-// TestPodsOfOneTenantLeaveTheGuaranteesOfOthers: a pod that is alone may use the whole limit. Pods that come later take
-// their guarantees from it, and no more.
+// TestPodsOfOneTenantLeaveTheGuaranteesOfOthers: a single pod may use the whole limit. Pods that come later take
+// exactly their guarantees from it.
 func TestPodsOfOneTenantLeaveTheGuaranteesOfOthers(t *testing.T) {
 	a := New(unpaid, 64)
 	if n := fill(t, a, 1, "greedy"); n != 64 {
@@ -79,7 +79,7 @@ func TestPodsOfOneTenantLeaveTheGuaranteesOfOthers(t *testing.T) {
 	}
 }
 
-// TestUnpaidEntriesAreRemovedFirst: entries that no pod pays for have no guarantee.
+// TestUnpaidEntriesAreRemovedFirst: entries that no pod pays for have no guarantee, so they are removed first.
 func TestUnpaidEntriesAreRemovedFirst(t *testing.T) {
 	for _, unpaid := range []uint32{0, ^uint32(0)} {
 		a := New(unpaid, 16)
@@ -99,7 +99,8 @@ func TestUnpaidEntriesAreRemovedFirst(t *testing.T) {
 	}
 }
 
-// TestTenantWithoutEntriesReducesNoGuarantee: once its entries have moved, it has no part of the limit.
+// TestTenantWithoutEntriesReducesNoGuarantee: when all entries of a tenant have moved to other accounts, the tenant
+// has no part of the limit.
 func TestTenantWithoutEntriesReducesNoGuarantee(t *testing.T) {
 	a := New(unpaid, 16)
 	fill(t, a, 1, "a")
@@ -116,8 +117,8 @@ func TestTenantWithoutEntriesReducesNoGuarantee(t *testing.T) {
 	}
 }
 
-// TestEndpointWithAnotherTenantCountsThere: the guarantees follow the tenant of the last request, also within a
-// request, and entries stay.
+// TestEndpointWithAnotherTenantCountsThere: an endpoint counts for the tenant of its last request, also during a
+// request. Its entries stay.
 func TestEndpointWithAnotherTenantCountsThere(t *testing.T) {
 	a := New(unpaid, 48)
 	add(t, a, 1, "a", 3)
@@ -139,7 +140,8 @@ func TestEndpointWithAnotherTenantCountsThere(t *testing.T) {
 	}
 }
 
-// TestVictimDependsOnTheEntriesAlone: of endpoints that are equally far above their guarantees, it is the first.
+// TestVictimDependsOnTheEntriesAlone: if several endpoints are equally far above their guarantees, Victim returns the
+// first of them.
 func TestVictimDependsOnTheEntriesAlone(t *testing.T) {
 	a := New(unpaid, 48)
 	for e := range uint32(6) {
@@ -154,7 +156,8 @@ func TestVictimDependsOnTheEntriesAlone(t *testing.T) {
 	}
 }
 
-// TestAccountStaysDuringARequest: an endpoint can lose its last entry while it asks for another.
+// TestAccountStaysDuringARequest: an endpoint may lose its last entry while it requests another. Its account stays
+// until the end of the request.
 func TestAccountStaysDuringARequest(t *testing.T) {
 	a := New(unpaid, 8, 8)
 	add(t, a, 1, "a", 1)
@@ -169,7 +172,8 @@ func TestAccountStaysDuringARequest(t *testing.T) {
 	}
 }
 
-// TestManyEntriesAreRemovedAtATime: otherwise a table would search all of its entries for each new one.
+// TestManyEntriesAreRemovedAtATime: Victim returns many entries at once. Otherwise a table would search all its
+// entries for each new one.
 func TestManyEntriesAreRemovedAtATime(t *testing.T) {
 	a := New(unpaid, 64*evictions)
 	add(t, a, 1, "a", 64*evictions)
@@ -183,7 +187,8 @@ func TestManyEntriesAreRemovedAtATime(t *testing.T) {
 	}
 }
 
-// TestAccountsFollowTheRule draws requests and compares each answer with the rule, computed from the entries alone.
+// TestAccountsFollowTheRule makes random requests. It compares each answer with the rule, computed only from the
+// entries.
 func TestAccountsFollowTheRule(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

@@ -40,8 +40,8 @@ func TestHeldUnitsOfNamespacesTakeNothingFromALabelledTenant(t *testing.T) {
 	}
 }
 
-// TestHeldUnitsKeepTheFirstPartOfATenant: other tenants, with and without the label, ask for everything, in any
-// order.
+// TestHeldUnitsKeepTheFirstPartOfATenant: whatever other tenants ask for, in any order, a tenant can still use its
+// first part of the limit.
 func TestHeldUnitsKeepTheFirstPartOfATenant(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const size = 1600

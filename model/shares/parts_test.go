@@ -109,7 +109,7 @@ func TestPartsKeepWhatTheyHaveUntilTheNextLevel(t *testing.T) {
 	}
 }
 
-// TestReservedElementsAreSetAside: elements that refused parts need are not divided.
+// TestReservedElementsAreSetAside: elements that partly refused objects need are reserved, and not divided.
 func TestReservedElementsAreSetAside(t *testing.T) {
 	p := NewParts[string](Settings{}, Limit{Name: "frontends", Size: 100})
 	flood, shop := Namespace("flood"), Namespace("shop")

@@ -28,9 +28,9 @@ func (a *arena) forgedInside(family int, payload []byte) []byte {
 	return a.tunnelled(a.ids[1], datagram(from7(from), to7(to), payload))
 }
 
-// TestPodsSendNothingToATunnel sends packets from a raw socket of a pod to the tunnel port of every node, at each of
-// its addresses: whole packets, fragments, packets with extension headers, and packets with forged sources. The pod's
-// node drops all of them.
+// TestPodsSendNothingToATunnel sends packets from a raw socket of a pod to the tunnel port of every node, at each
+// address of the node. There are whole packets, fragments, packets with extension headers, and packets with forged
+// sources. The pod's node drops all of them.
 func TestPodsSendNothingToATunnel(t *testing.T) {
 	all := [][]string{{"--masquerade-enabled"}}
 	if allFaults() {
@@ -202,8 +202,8 @@ func TestPlainPacketsUnderPodAddressesStayOutside(t *testing.T) {
 	}
 }
 
-// TestEstablishedFlowsTakeNothingFromOthers sends packets with the addresses and ports of an active flow between pods
-// of two nodes, from a third node and from outside.
+// TestEstablishedFlowsTakeNothingFromOthers: two pods of different nodes exchange packets. Packets with the same
+// addresses and ports from a third node or from outside are not received.
 func TestEstablishedFlowsTakeNothingFromOthers(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {

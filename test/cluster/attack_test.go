@@ -320,7 +320,7 @@ func (a *arena) volley(t *testing.T, o *outcome, w *wire, to net.HardwareAddr, s
 	}
 }
 
-// ask sends questions to ears until an answer arrives.
+// ask sends queries to the ears until one of them answers.
 func (a *arena) ask(from pod.Pod, at netip.Addr) (tries int, err error) {
 	c, err := from.ListenPacket(netip.AddrPortFrom(netip.IPv6Unspecified(), 0))
 	if err != nil {

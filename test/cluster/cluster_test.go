@@ -283,8 +283,8 @@ func TestNodesConvergeAfterEtcdWasAway(t *testing.T) {
 	})
 }
 
-// TestPodsAreCreatedWhileMembersOfEtcdAreKilled: the members are killed one after the other, so the leader is among
-// them.
+// TestPodsAreCreatedWhileMembersOfEtcdAreKilled kills the members of etcd one after the other, so that the leader is
+// killed, too. Meanwhile, every node creates and deletes pods.
 func TestPodsAreCreatedWhileMembersOfEtcdAreKilled(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 3, EtcdMembers: 3, Options: devnode.Options{

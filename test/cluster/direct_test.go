@@ -45,8 +45,8 @@ func (n *node) travels(t *testing.T, f flow, sentByDevice, receivedByDevice bool
 	})
 }
 
-// TestDirectPathOutlivesTheDatapath kills the datapath while packets bypass the tunnel device. Connections continue,
-// and after a few seconds through the device. When the datapath is back, packets bypass the device again.
+// TestDirectPathOutlivesTheDatapath kills the datapath while packets bypass the tunnel device. Connections continue;
+// after a few seconds, their packets use the device. When the datapath runs again, packets bypass the device again.
 func TestDirectPathOutlivesTheDatapath(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: "overlay"})

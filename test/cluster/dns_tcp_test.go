@@ -82,7 +82,7 @@ func writeMessage(c io.Writer, b []byte) error {
 	return err
 }
 
-// lookUp asks for a name over TCP.
+// lookUp sends a query for a name over TCP.
 func lookUp(c net.Conn, name string) (dnsmessage.RCode, error) {
 	m := dnsmessage.Message{
 		Header: dnsmessage.Header{ID: 7},
@@ -106,8 +106,8 @@ func lookUp(c net.Conn, name string) (dnsmessage.RCode, error) {
 	return m.RCode, err
 }
 
-// TestDNSOverTCPReachesServersElsewhere resolves names by servers in a pod of another node, on another node, and
-// outside. The pod's server sees the client's own address; outside, the client has its node's address.
+// TestDNSOverTCPReachesServersElsewhere resolves names with servers in a pod of another node, on another node, and
+// outside of the cluster. The pod's server sees the client's own address; outside, the client has its node's address.
 func TestDNSOverTCPReachesServersElsewhere(t *testing.T) {
 	t.Parallel()
 	for _, mode := range modes {

@@ -430,8 +430,8 @@ func (d *dialogue) speak(limit time.Duration) error {
 	return err
 }
 
-// moment is the time that the test waits for a packet that must not arrive. On a slow machine, a wrongly delivered
-// packet may come later and be missed, but the test never fails without one.
+// moment is the time that the test waits for a packet that must not arrive. On a slow machine, a packet that is
+// wrongly delivered may arrive later, so that the test misses it. But the test never fails without such a packet.
 const moment = 300 * time.Millisecond
 
 // speak reports whether connections continue.

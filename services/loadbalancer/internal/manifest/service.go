@@ -349,7 +349,7 @@ func (d *decoder) behaviour(in *wire.Service, out *service.Service) {
 func (d *decoder) notesOf(in *wire.Service, out *service.Service) {
 	switch {
 	case out.OtherProxy != "":
-		d.notef("metadata.labels[%s]: the proxy %q serves this service; it has no frontend here", labelOtherProxy, out.OtherProxy)
+		d.notef("metadata.labels[%s]: %q serves this service; it has no frontend here", labelOtherProxy, out.OtherProxy)
 		return
 	case out.Type == service.ExternalName:
 		d.notef("spec.type: a service of type ExternalName is a name in DNS and has no frontend")

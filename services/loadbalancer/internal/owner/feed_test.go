@@ -114,7 +114,7 @@ func TestFilesWithoutRoomAreRefusedOneByOne(t *testing.T) {
 	}
 }
 
-// TestRenamedFileWithoutRoomKeepsItsServices: a file is renamed, and exceeds a limit in the same listing. 
+// TestRenamedFileWithoutRoomKeepsItsServices: a file is renamed, and exceeds a limit in the same listing.
 // Its former Services stay, as under the same name.
 func TestRenamedFileWithoutRoomKeepsItsServices(t *testing.T) {
 	config := testConfig(&clock{now: time.Unix(1e9, 0)})

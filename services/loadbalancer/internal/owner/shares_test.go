@@ -342,7 +342,7 @@ func TestFirstListingIsDividedWhateverItsOrder(t *testing.T) {
 	}
 }
 
-// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update in a tenant that uses its whole share. 
+// TestRemovedBackendsLeaveThoughNewOnesExceedTheShare: a rolling update in a tenant that uses its whole share.
 // Removed pods must not stay backends, because pods of other namespaces may get their addresses.
 func TestRemovedBackendsLeaveThoughNewOnesExceedTheShare(t *testing.T) {
 	o := startShared(t, Limits{Services: 1000, Slices: 1000, Frontends: 1000, Backends: 10, BackendsPerService: 100})

@@ -215,8 +215,8 @@ func TestBarriersComeWhileEverythingChanges(t *testing.T) {
 	k.same(t, src)
 }
 
-// TestFlappingLeavesMemoryFlat: 10,000 endpoints that appear and disappear do not increase the memory for a subscriber that
-// reads nothing, or for a subscriber that acknowledges nothing.
+// TestFlappingLeavesMemoryFlat: 10,000 endpoints that appear and disappear do not increase the memory for a
+// subscriber that reads nothing, or for a subscriber that acknowledges nothing.
 func TestFlappingLeavesMemoryFlat(t *testing.T) {
 	const n = 10_000
 	src, stuck, silent, k := newTable(n), New("stuck"), New("silent"), newKernel()

@@ -276,7 +276,7 @@ func measureMemory(s synthetic.Shape, rounds int) (out []line, err error) {
 		}
 		debug.FreeOSMemory()
 		after, _, err := resident()
-		out = append(out, line{"resident " + what, fmt.Sprintf("%d MB, %d MB after returning free pages, peak %d MB", at>>10, after>>10, peak>>10)})
+		out = append(out, line{"resident " + what, fmt.Sprintf("%d MB, %d MB after freeing, peak %d MB", at>>10, after>>10, peak>>10)})
 		return err
 	}
 	r := &bench{out: new(stream), s: s}

@@ -75,8 +75,8 @@ func hubbleCLI(t *testing.T, args ...string) (string, error) {
 	return string(out), err
 }
 
-// TestHubbleCLIReadsTheRelayOfTheManifest: with the arguments, names and certificates of the component hubble-relay,
-// the relay finds the nodes by TCP, and its clients need a certificate.
+// TestHubbleCLIReadsTheRelayOfTheManifest: hubble-relay runs with the arguments, names and certificates of the
+// component hubble-relay. It reaches the nodes over TCP, and its clients need a certificate.
 func TestHubbleCLIReadsTheRelayOfTheManifest(t *testing.T) {
 	content, err := os.ReadFile(filepath.Join("..", "..", "deploy", "kubernetes", "components", "hubble-relay",
 		"deployment.yaml"))

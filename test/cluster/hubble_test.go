@@ -185,9 +185,9 @@ func call[T any](
 	}
 }
 
-// TestPeersOfHubbleAreTheNodesOfTheCluster: as hubble-relay does, a client learns of every node from one of them, and
-// reads the flows of each at the address and with the server name that it got. Nodes that join and that are forgotten
-// are changes of the same answer.
+// TestPeersOfHubbleAreTheNodesOfTheCluster: a client gets the list of all nodes from one node, as hubble-relay does.
+// It reads the flows of each node at the address and with the server name in the list. When a node joins or is
+// forgotten, the client gets a change.
 func TestPeersOfHubbleAreTheNodesOfTheCluster(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Options: devnode.Options{Hubble: true}})

@@ -295,7 +295,7 @@ func (r *restarted) target(from pod.Pod, name string, to []netip.Addr, port uint
 	}
 }
 
-// entries returns what the maps of both nodes have of a port of a client that waits for an answer.
+// entries returns the map entries of both nodes for a client's port on which the client waits for an answer.
 func (r *restarted) entries(port uint16) string {
 	if r.looked.Add(1) > 3 {
 		return ""
@@ -397,7 +397,7 @@ func (r *restarted) reach(t *testing.T) {
 	})
 }
 
-// during makes attempts at every target while do runs, and for a while before and after. No attempt may fail.
+// during makes connection attempts to every target before, while and after do runs. No attempt may fail.
 func (r *restarted) during(t *testing.T, what string, do func() error) {
 	t.Helper()
 	p, err := prober.Start(attemptEvery(t), prober.Patience, r.targets...)

@@ -173,8 +173,9 @@ func endOf(a net.Addr) netip.AddrPort {
 	return netip.AddrPortFrom(end.Addr().Unmap(), end.Port())
 }
 
-// intrude sends packets of every kind from a pod, for the former connections of its addresses and for other ones. It
-// sends while the other node learns the new identity of the addresses, and for a while afterwards.
+// intrude sends packets of every kind from a pod that has the addresses of a former pod: packets of the former
+// connections and of other connections. It sends while the other node learns the new identity of the addresses, and
+// for a while afterwards.
 func intrude(t *testing.T, here, heir *node, stranger, web pod.Pod, old []flow) {
 	t.Helper()
 	w := newWire(t, stranger.Netns)
@@ -210,8 +211,9 @@ func intrude(t *testing.T, here, heir *node, stranger, web pod.Pod, old []flow) 
 }
 
 // TestAddressOfAFormerPodIsNotGivenOutTooEarly: with native routing, a node identifies a pod on another node by its
-// address. While etcd or that node's identity service is unavailable, no new pod gets the address of a former pod, and
-// with it that pod's permissions. Afterwards the address is in quarantine. Other pods can always be created.
+// address. While etcd or the other node's identity service is unavailable, no new pod gets the address of a former
+// pod. Otherwise the new pod would get the permissions of the former pod. Afterwards the address is in quarantine.
+// Other pods can always be created.
 func TestAddressOfAFormerPodIsNotGivenOutTooEarly(t *testing.T) {
 	for _, away := range []string{"etcd", devnode.Identity} {
 		t.Run(away, func(t *testing.T) {

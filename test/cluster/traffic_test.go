@@ -376,8 +376,8 @@ func onUplink(do func(netlink.Link) error) error {
 	return errors.New("there is no default route")
 }
 
-// deletePrograms detaches every program from a device: with tcx or, on kernels without tcx, the qdisc with its
-// filters.
+// deletePrograms detaches every program from a device. It removes tcx links or, on kernels without tcx, the clsact
+// qdisc with its filters.
 func deletePrograms(l netlink.Link) error {
 	detached := 0
 	for _, attach := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {

@@ -159,8 +159,8 @@ func TestNewConnectionsSucceedOverAnUpgrade(t *testing.T) {
 }
 
 // TestMixedVersionsTalk replaces the datapath of one of two nodes by the earlier version's, and back. Connections
-// continue, and new ones are made. The node of this version sends and receives past its tunnel device all the time;
-// the program that takes packets out of the tunnel stays on the uplink of the other, and passes them to the device.
+// continue, and new connections succeed. On the node of this version, packets bypass the tunnel device all the time.
+// On the other node, the program that decapsulates packets stays on the uplink, and passes them to the tunnel device.
 func TestMixedVersionsTalk(t *testing.T) {
 	old, bin := oldPrograms(t)
 	for _, name := range programs {

@@ -25,13 +25,14 @@ import (
 type breach struct {
 	what string
 	do   func(t *testing.T, n *node)
-	// closed: without it, no packets from other nodes arrive, and no forged ones.
+	// closed is set if, after the breach, no packets from other nodes arrive, and no forged packets either.
 	closed bool
-	// hosts: it was the only protection of the host itself, for which there is no policy.
+	// hosts is set if the breach removes the only protection of the host itself, which has no policy.
 	hosts bool
-	// loopback: without it, the kernel drops IPv6 packets with a loopback source before any counter.
+	// loopback is set if, after the breach, the kernel drops IPv6 packets with a loopback source before they are
+	// counted.
 	loopback bool
-	// uncounted: without it, no counter counts the dropped packets.
+	// uncounted is set if, after the breach, no counter counts the dropped packets.
 	uncounted bool
 }
 

@@ -111,7 +111,7 @@ func TestProcessesCallAsTheArchitectureSays(t *testing.T) {
 }
 
 // TestProcessesHaveTheCapabilitiesThatTheArchitectureSays compares the capabilities in the table of processes with
-// those that main.go keeps.
+// the capabilities that main.go keeps.
 func TestProcessesHaveTheCapabilitiesThatTheArchitectureSays(t *testing.T) {
 	processes := rows(t, "docs/architecture.md", "## Processes and rights")
 	for _, service := range []string{

@@ -42,7 +42,8 @@ func (n sluiceNode) inMachine(args ...string) {
 }
 
 // testAPIServerRestored restores the API's etcd from a copy. Policies and Services that are newer than the copy are
-// removed on every node, and older ones stay enforced, also after the revision has passed the former one.
+// removed on every node, and older objects stay enforced, also after the revision of the restored etcd exceeds the
+// revision before the restore.
 func testAPIServerRestored(n sluiceNode) {
 	last := fmt.Sprintf("node%d", n.c.Nodes())
 	n.namespace("restored")

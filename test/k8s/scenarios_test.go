@@ -445,7 +445,8 @@ func testRollout(n sluiceNode) {
 	s.unbroken("rollout restart")
 }
 
-// testAPIServerAway: without the API server, traffic and Sluice continue, and waiting pods start afterwards.
+// testAPIServerAway: while the API server is unavailable, traffic and Sluice continue. Pods that wait for the API
+// server start afterwards.
 func testAPIServerAway(n sluiceNode) {
 	s := n.pair()
 	n.server("pair", "waiting") // may start before, during or after the outage
@@ -468,7 +469,8 @@ func testAPIServerAway(n sluiceNode) {
 	s.unbroken(fmt.Sprintf("the API server unavailable for %s", *outage))
 }
 
-// testEtcdAway: without etcd, pods with known labels start. Others wait, and start afterwards without help.
+// testEtcdAway: while etcd is unavailable, pods with known labels start. Other pods wait, and start afterwards
+// without intervention.
 func testEtcdAway(n sluiceNode) {
 	s := n.pair()
 	scale := func(to int) {

@@ -184,7 +184,7 @@ func (n *storeNode) waits(app, why string) {
 	})
 }
 
-// published returns the epoch that the Lease and the ConfigMap have; empty: they differ, or one is absent.
+// published returns the epoch that the Lease and the ConfigMap have; empty if the two differ or one is missing.
 func (a *storeAPI) published() string {
 	a.t.Helper()
 	var lease struct {

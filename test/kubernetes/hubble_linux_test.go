@@ -148,8 +148,8 @@ func TestRelayConnectsToEveryNode(t *testing.T) {
 	}
 }
 
-// TestKernelHubbleRunsInItsContainer: with the mounts, the user and the seccomp profile of the manifest. Stored flows
-// can be read while the datapath is unavailable, so it is ready alone.
+// TestKernelHubbleRunsInItsContainer: sluice-hubble runs with the mounts, the user and the seccomp profile of the
+// manifest. It is ready without the datapath, because stored flows can be read then, too.
 func TestKernelHubbleRunsInItsContainer(t *testing.T) {
 	m := newMachine(t)
 	pod, c := hubble(t)

@@ -25,8 +25,9 @@ func withStore(t *testing.T) objects {
 	}.render(t)
 }
 
-// TestStoreIsAComponentWithoutRightsOnTheNode: it runs as its user without capabilities and directories of the
-// machine. Its account may write one Lease and one ConfigMap, and ask about tokens. Its settings are accepted.
+// TestStoreIsAComponentWithoutRightsOnTheNode: the store runs as its own user, without capabilities and without
+// directories of the machine. Its account may write one Lease and one ConfigMap, and ask about tokens. Its settings
+// are accepted.
 func TestStoreIsAComponentWithoutRightsOnTheNode(t *testing.T) {
 	all := withStore(t)
 	pod := get[appsv1.Deployment](t, all, "Deployment/sluice-store").Spec.Template.Spec

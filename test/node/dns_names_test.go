@@ -145,7 +145,8 @@ spec:
 	wantOpen(t, client, resolve(t, client, server, "api.service.example."))
 }
 
-// TestImplicitDNSRuleTeaches: with dns.implicit, a plain rule for port 53 is enough for toFQDNs.
+// TestImplicitDNSRuleTeaches: with dns.implicit, sluice-dns learns the addresses for toFQDNs if a plain rule allows
+// port 53. No DNS rule is needed.
 func TestImplicitDNSRuleTeaches(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(o *devnode.Options) { o.Args = map[string][]string{devnode.Policy: {"--dns-implicit"}} })
@@ -231,7 +232,7 @@ func TestDNSMessagesAreObserved(t *testing.T) {
 	})
 }
 
-// TestNamesOfMessagesAreRedacted: with events: redacted, no name leaves sluice-dns.
+// TestNamesOfMessagesAreRedacted: with the setting events: redacted, sluice-dns reports no names to observers.
 func TestNamesOfMessagesAreRedacted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, func(o *devnode.Options) { o.Args = map[string][]string{devnode.DNS: {"--events=redacted"}} })
@@ -305,8 +306,8 @@ spec:
 	}
 }
 
-// TestStubInAPodTeaches: a resolver such as systemd-resolved runs in the pod, listens at 127.0.0.53, and asks its
-// server from a new port for each query.
+// TestStubInAPodTeaches: a stub resolver such as systemd-resolved runs in the pod and listens at 127.0.0.53. It sends
+// each query to its server from a new port. Addresses are learned from the answers.
 func TestStubInAPodTeaches(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

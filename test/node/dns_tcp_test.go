@@ -285,8 +285,8 @@ func TestPipelinedQueriesOverTCP(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestFaultKillDNSOverTCP kills sluice-dns while connections are open. Their clients see the end, and connections that
-// begin meanwhile are served by the next process.
+// TestFaultKillDNSOverTCP kills sluice-dns while connections are open. The clients see that their connections end.
+// The next process serves connections that were opened in the meantime.
 func TestFaultKillDNSOverTCP(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -355,8 +355,8 @@ func TestFaultKillDatapathWhileProxiedConnectionsAreOpen(t *testing.T) {
 	}
 }
 
-// TestSilentConnectionsDelayNoOtherPod opens 5,000 connections that send and read nothing. Another pod resolves names
-// meanwhile, over TCP and UDP, and a pod loses only its own connections.
+// TestSilentConnectionsDelayNoOtherPod opens 5,000 connections that send and read nothing. Another pod still resolves
+// names over TCP and UDP. A pod with too many connections loses only its own connections.
 func TestSilentConnectionsDelayNoOtherPod(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -411,8 +411,8 @@ func TestSilentConnectionsDelayNoOtherPod(t *testing.T) {
 	t.Logf("lookups over TCP during the flood: median %s, 99 %% %s", times[len(times)/2], times[len(times)*99/100])
 }
 
-// TestPolicyChangeEndsConnectionsOverTCP changes the names that a pod may ask for. An open connection does not keep the
-// former ones.
+// TestPolicyChangeEndsConnectionsOverTCP changes the names that a pod may look up. The former rules do not continue
+// to apply to an open connection.
 func TestPolicyChangeEndsConnectionsOverTCP(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

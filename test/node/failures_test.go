@@ -40,7 +40,8 @@ type failure struct {
 	away string
 	take func(t *testing.T, n *testNode) // away it goes
 	give func(t *testing.T, n *testNode) // and comes back
-	// refill fills the space that a deletion meanwhile has freed in a full store; nil if it frees none.
+	// refill uses the space in a full store that a deletion has freed in the meantime; nil if no deletion frees
+	// space.
 	refill func(t *testing.T, n *testNode)
 
 	// Expected values of the columns, in the order of columns.

@@ -271,7 +271,8 @@ func (c exampleClient) tour(t *testing.T) {
 	await("removed " + web.Name + "/eth0")
 }
 
-// TestClientsSayWhatTheyWaitFor: without a message, a wrong run directory would only show as 30 seconds of waiting.
+// TestClientsSayWhatTheyWaitFor: a client that waits for a socket prints what it waits for. Otherwise the only sign
+// of a wrong run directory would be a delay of 30 seconds.
 func TestClientsSayWhatTheyWaitFor(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {

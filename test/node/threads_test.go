@@ -60,9 +60,9 @@ func (g tasks) run(limit string, args ...string) (int, string) {
 	return cmd.ProcessState.ExitCode(), string(out)
 }
 
-// TestKernelTooFewThreads: if the limit of tasks is too low for a start, the error is one line that contains the limit.
-// If running processes reach the limit, the Go runtime may exit; traffic and policies continue, and the processes start
-// again.
+// TestKernelTooFewThreads: if the limit of tasks is too low for a start, the error is one line that contains the
+// limit. If a running process reaches the limit, the Go runtime may end it. Traffic and policies continue, and the
+// process is started again.
 func TestKernelTooFewThreads(t *testing.T) {
 	t.Parallel()
 	b := newFailing(t)

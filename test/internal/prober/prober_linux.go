@@ -30,8 +30,8 @@ const Patience = time.Minute
 // errLost means that the handshake needed a retransmitted SYN.
 var errLost = errors.New("the first SYN was lost")
 
-// maxOpen limits the unfinished attempts of one target. On a busy machine, the prober then begins fewer: with
-// thousands in one process, each would take seconds.
+// maxOpen limits the unfinished attempts of one target. On a busy machine, the prober then begins fewer attempts.
+// With thousands of attempts in one process, each would take seconds.
 const maxOpen = 16
 
 // Target is a destination and a client.

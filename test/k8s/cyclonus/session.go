@@ -26,9 +26,8 @@ import (
 // the cluster takes time.
 const pace = 500 * time.Millisecond
 
-// pods is cyclonus's interface to a cluster. It differs from cyclonus's own in how a command runs in a pod: it starts
-// one program in each pod, which answers all batches of probes. Starting a program for each of the 324 probes of a
-// round takes half a minute.
+// pods is cyclonus's interface to a cluster. Unlike cyclonus's own implementation, it starts one program in each pod,
+// which handles all batches of probes. Starting a program for each of the 324 probes of a round takes half a minute.
 type pods struct {
 	*kube.Kubernetes
 	probe string // the program in the pods

@@ -4,7 +4,7 @@
 // Package poolevents creates Events on Nodes whose pod ranges have no address for new pods, on Nodes that have
 // addresses again, and on Nodes whose disks cannot be written.
 //
-// A node without free addresses sets an annotation of its Node object, which it has the permission to write anyway.
+// A node without free addresses sets an annotation of its Node object, which it may write anyway.
 // The controller watches the metadata of all Nodes anyway, and creates the Events. So nodes do not need the
 // permission to create Events, with which they could create Events about any object.
 package poolevents

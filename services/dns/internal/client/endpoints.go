@@ -72,7 +72,7 @@ func (e *Endpoints) Watch(
 	}, e.endpointOf)
 }
 
-// labelOf returns the value of a Kubernetes label; empty if there is none.
+// labelOf returns the value of a Kubernetes label; empty without it.
 func labelOf(labels []*workloadv1.Label, key string) string {
 	for _, l := range labels {
 		if l.GetSource() == label.SourceKubernetes && l.GetKey() == key {

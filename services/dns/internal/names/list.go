@@ -196,7 +196,7 @@ type Share struct {
 	NamesGuarantee, AddressesGuarantee int
 }
 
-// Shares returns the use of the limits by endpoint, sorted. Endpoint 0 stands for names and addresses that no pod
+// Shares returns the use of the limits by endpoint, sorted. Endpoint 0 contains the names and addresses that no pod
 // pays for.
 func (t *Table) Shares() []Share {
 	t.mu.Lock()

@@ -50,7 +50,7 @@ type Limits struct {
 type Asker struct {
 	Endpoint uint32 // number of the endpoint on this node; not 0
 	Tenant   string // tenant of its namespace, in the form of package shares
-	// Namespace is the namespace of the pod, whose pods may use the learned addresses; empty if there is none. The
+	// Namespace is the namespace of the pod, whose pods may use the learned addresses; empty without one. The
 	// table stores neither Namespace nor Identity of the pods that pay.
 	Namespace string
 	Identity  uint32 // 0: unknown
@@ -99,8 +99,8 @@ type Table struct {
 	expiring   expiring            // guarded by mu
 	shares     *podshares.Accounts // guarded by mu
 	refusals   refusals            // guarded by mu
-	// changed contains the changed names that TakeChanges has not returned yet; the value tells whether the file may
-	// have the name. A name that was added and removed in the meantime is not in it. So even while nothing can be
+	// changed contains the changed names that TakeChanges has not returned yet; the value tells whether the name may
+	// be in the file. A name that was added and removed in the meantime is not in it. So even while nothing can be
 	// written, it has no more names than the table and the file.
 	changed map[string]bool // guarded by mu
 }
@@ -184,7 +184,7 @@ func (t *Table) Learn(by Asker, text string, chain []string, addrs []Address, no
 	return out
 }
 
-// learn stores one address. It returns the name. It may have created the name, or removed it to free capacity.
+// learn stores one address. It returns the name. The name may be new, or removed to free capacity.
 func (t *Table) learn(by Asker, n *name, text string, a Address, now uint32, out *Result) (*name, Reason) {
 	ttl := uint32(bound(a.TTL) / time.Second)
 	key := a.Addr.As16()

@@ -205,8 +205,8 @@ func TestAddressesOfOneNameAreBounded(t *testing.T) {
 	}
 }
 
-// TestOnePodDoesNotTakeANameFromOthers: a pod has all addresses that a name may have. When another pod learns
-// addresses of the name, the first pod loses addresses until both have equally many.
+// TestOnePodDoesNotTakeANameFromOthers: a pod pays for the maximum number of addresses of a name. When another pod
+// learns addresses of the name, the first pod loses addresses until both have equally many.
 func TestOnePodDoesNotTakeANameFromOthers(t *testing.T) {
 	c := newTable(10, 10*MaxPerName)
 	noisy, quiet := Asker{Endpoint: 9, Tenant: "namespace noisy"}, Asker{Endpoint: 10, Tenant: "namespace quiet"}

@@ -82,7 +82,7 @@ func (r Requirement) text() string {
 }
 
 // Matches reports whether labels satisfy the requirement. If a key has several values (from several sources or merged
-// sets), In requires that one of them is listed, and NotIn that none of them is.
+// sets), In requires that one of them is listed, and NotIn that all of them are unlisted.
 func (r Requirement) Matches(labels label.Set) bool {
 	present, listed := false, false
 	for l := range labels.Key(r.Key) {

@@ -230,7 +230,7 @@ func TestNamesThatTablesSelectReachProxies(t *testing.T) {
 	}
 }
 
-// TestMismatchesHaveTheirNumbers: the numbers of the mismatch actions are those in the API.
+// TestMismatchesHaveTheirNumbers: the mismatch actions have the same numbers as in the API.
 func TestMismatchesHaveTheirNumbers(t *testing.T) {
 	for m, want := range map[layer7.Mismatch]policyv1.HeaderMismatch{
 		layer7.Refuse:  policyv1.HeaderMismatch_HEADER_MISMATCH_UNSPECIFIED,

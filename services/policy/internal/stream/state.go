@@ -26,7 +26,7 @@ func (s *PolicyState) Equal(o *PolicyState) bool {
 
 // Names of inputs, other than sources of policies, for which a state may wait.
 const (
-	// Identities stands for the listing of identities. Without identities, tables include no peers. A confirmation
+	// Identities means the listing of identities. Without identities, tables include no peers. A confirmation
 	// does not end this wait.
 	Identities = "identity"
 	// Unknown replaces the names of unknown sources.

@@ -301,9 +301,9 @@ func (p *Pod) key() string {
 	return p.Namespace + "/" + p.Name
 }
 
-// Step applies everything except the probes. It returns an error if a manifest that must be rejected is accepted, or
-// the other way round. If tolerant is set, Step accepts a manifest that only the schema rejects, and counts it in
-// refused.
+// Step applies everything except the probes. It returns an error if the cluster accepts a manifest that must be
+// rejected, or rejects one that must be accepted. If tolerant is set, Step accepts a manifest that only the schema
+// rejects, and counts it in refused.
 func (w *World) Step(s *Step, tolerant bool) (refused int, err error) {
 	for _, n := range s.CreateNamespaces {
 		w.namespaces[n.Name] = n.Labels

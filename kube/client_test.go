@@ -181,7 +181,7 @@ func TestLateFailureLeavesTheCurrentServer(t *testing.T) {
 }
 
 // TestWriteWithoutAnAnswerIsSentToNoOtherServer: the connection is lost before the answer to a write arrives. The
-// server may have executed the write, so only the caller may repeat it.
+// server may still have executed it, so only the caller may repeat it.
 func TestWriteWithoutAnAnswerIsSentToNoOtherServer(t *testing.T) {
 	a, settings, askedA := api(t, func(w http.ResponseWriter, r *http.Request) {
 		if _, err := io.Copy(io.Discard, r.Body); err != nil {

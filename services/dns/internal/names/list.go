@@ -63,7 +63,7 @@ type Name struct {
 	Entries []Entry  // sorted
 	Payer   Asker
 
-	filed bool // the file may have had the name before TakeChanges
+	filed bool // the file may contain the name since before TakeChanges
 }
 
 // List returns copies of the names for whose texts match returns true, sorted by name. If has is valid, it returns

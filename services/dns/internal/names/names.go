@@ -113,7 +113,7 @@ type name struct {
 	first   uint32  // when its first address expires
 	index   int     // index in the heap
 	dirty   bool    // Learn changed it
-	filed   bool    // the file may have the name
+	filed   bool    // the file may contain the name
 	entries []entry // sorted by address
 }
 

@@ -244,7 +244,7 @@ func (c *conn) write(f *os.File, b []byte) error {
 	if err := f.SetWriteDeadline(time.Now().Add(messageTime)); err != nil {
 		return err
 	}
-	if c.ctx.Err() != nil { // this write has replaced the deadline that wake has set
+	if c.ctx.Err() != nil { // this write replaced the deadline of wake
 		return errEnded
 	}
 	_, err := f.Write(b)
@@ -447,7 +447,7 @@ func (r *reader) until(deadline time.Time) error {
 	if err := r.file.SetReadDeadline(deadline); err != nil {
 		return err
 	}
-	if r.ctx.Err() != nil { // this call has replaced the deadline that wake has set
+	if r.ctx.Err() != nil { // this call replaced the deadline of wake
 		return errEnded
 	}
 	return nil

@@ -24,7 +24,7 @@ type object struct {
 	service  *service.Service
 	slice    *service.Slice
 
-	named bool // the manager has sent it in this run
+	named bool // named by its manager in this run
 	// share is the number of the slice's backends that fit into the share of its tenant. It is valid only if cut is
 	// set.
 	share int

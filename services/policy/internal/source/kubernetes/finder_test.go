@@ -128,7 +128,7 @@ func (b *board) set(kinds []string, published bool) {
 	}
 }
 
-// nothing is a Sink that has no policies.
+// nothing implements Sink without policies.
 type nothing struct{}
 
 func (nothing) Apply(context.Context, watch.Changes[policy.Key, policy.Written]) error { return nil }

@@ -98,6 +98,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 	n.Connections = []*datapathv1.BackendConnections{{
 		Address: "10.244.0.3", Port: 8080, Protocol: netv1.Protocol_PROTOCOL_TCP, ConnectionCount: 1200,
 	}}
+	n.Pod = &workloadv1.PodReference{Namespace: "shop", Name: "web-0", Uid: "u"}
 	dir := t.TempDir()
 	file := nodetest.Write(t, dir, "web.yaml", nodetest.WebPolicy)
 	bad := nodetest.Write(t, dir, "bad.yaml", strings.Replace(nodetest.WebPolicy, "podSelector: {}", "refuse: why", 1))
@@ -156,7 +157,7 @@ func TestOutputsAreThoseListed(t *testing.T) {
 		"store status", "store token create", "store token create --valid-for 25h", "store revoke node-b",
 		"store revoke node-b --dry-run", "store revoke node-z", "store member remove node-c", "store member remove node-z",
 		"store member remove node-c --dry-run", "store snapshot save " + dir + "/snapshot", "store snapshot save " + dir,
-		"store join", "store rebuild", "store revoke",
+		"store join", "store join --dry-run", "store rebuild", "store revoke",
 		"service delete shop/web web", "service delete", "service delete -f " + web,
 		"bugreport --log-lines 0", "bugreport -w " + dir, "bugreport -w " + file + "/x",
 		"prepare", "dev up", "nonsense", "endpoint nonsense", "--timeout 0s status", "-o yaml status", "--nonsense",

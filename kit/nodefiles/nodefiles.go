@@ -140,6 +140,23 @@ func Check(p instance.Paths, services ...Service) (all []Finding) {
 	return all
 }
 
+// Plan returns the changes to directories and the bpffs that Prepare would make, one line each. It does not look at
+// files in the directories, at pins or at the device node of TAP devices.
+func Plan(p instance.Paths, services ...Service) (changes []string) {
+	for _, f := range Check(p, services...) {
+		switch {
+		case f.Problem == nil:
+		case f.Kind == "bpffs":
+			changes = append(changes, "mount a bpffs at "+f.Path)
+		case errors.Is(f.Problem, fs.ErrNotExist):
+			changes = append(changes, "create "+f.Path)
+		default:
+			changes = append(changes, fmt.Sprintf("change %s, which %v", f.Path, f.Problem))
+		}
+	}
+	return changes
+}
+
 // check returns an error that describes how the directory differs from its desired state.
 func (d directory) check() error {
 	info, err := os.Lstat(d.path)

@@ -54,10 +54,11 @@ stored events, and the state of network, processes, kernel and mounts. Passwords
 tokens, keys and users in URLs are replaced, and no environment variables or key files are
 read. Check the archive before you share it.
 
-Parts without an answer within --timeout are left out. Missing parts are listed with the
-reason on standard error and in manifest.json in the archive. They do not change the exit
-code, unless no service answered and there were no logs. A member of group 65700 gets only
-what the group may read. For all nodes of a cluster, use ` + "`sluice kubernetes bugreport`" + `.`,
+If a service does not answer within --timeout, its parts are missing in the archive.
+Standard error and manifest.json in the archive list missing parts with the reason. Missing
+parts do not change the exit code, unless no service answered and there were no logs. A
+member of group 65700 gets only the parts that the group may read. For all nodes of a
+cluster, use ` + "`sluice kubernetes bugreport`" + `.`,
 		Example: `  sluice bugreport
   sluice bugreport --instance dev --without-manifests -w /tmp/report.tar.gz
   ssh node1 sluice bugreport -w - > node1.tar.gz`,

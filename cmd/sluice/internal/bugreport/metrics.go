@@ -47,7 +47,7 @@ func (r *report) metrics(ctx context.Context, w *content, name string) error {
 	case filepath.IsAbs(address) && filepath.Dir(filepath.Clean(address)) == dir:
 		dial = func(ctx context.Context) (net.Conn, error) { return dialOwn(ctx, dir, filepath.Base(address)) }
 	case address != configured:
-		return fmt.Errorf("the process says that its metrics are at %s, which is neither in %s nor in %s; that address "+
+		return fmt.Errorf("the process reports its metrics at %s, which is neither in %s nor in %s; that address "+
 			"is not connected to", address, dir, file)
 	case filepath.IsAbs(address):
 		dial = func(ctx context.Context) (net.Conn, error) { return dialSocket(ctx, address) }

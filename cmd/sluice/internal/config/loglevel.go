@@ -90,7 +90,7 @@ controller, hubble or store. Only root may change it.`,
 			})
 		},
 	}
-	invocation.ValidateFlag(cmd, &dryRun, "show what would be changed, and change nothing")
+	invocation.ValidateFlag(cmd, &dryRun, "show what would be changed; change nothing")
 	return cmd
 }
 

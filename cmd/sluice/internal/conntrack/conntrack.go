@@ -88,7 +88,7 @@ func (o *filter) request(ctx context.Context, inv *invocation.Invocation) (*data
 	req := &datapathv1.ConnectionFilter{}
 	switch {
 	case o.v4 && o.v6:
-		return nil, invocation.Usagef("--ipv4 and --ipv6 leave nothing")
+		return nil, invocation.Usagef("--ipv4 and --ipv6 together match no connection")
 	case o.v4:
 		req.Family = datapathv1.AddressFamily_ADDRESS_FAMILY_IPV4
 	case o.v6:

@@ -79,7 +79,7 @@ func TestFlushSaysWhatStays(t *testing.T) {
 		t.Errorf("without criteria: %q", errOut)
 	}
 	out, _ := n.Want(t, 0, "conntrack", "flush", "--port", "53", "--dry-run")
-	if out != "Nothing was flushed: --dry-run. 1 connection would be.\nThe change applies only to this node "+
+	if out != "Nothing was flushed: --dry-run. 1 connection would be flushed.\nThe change applies only to this node "+
 		"(node-a), not 1 other node of the cluster.\n" || !n.Flushed.GetValidateOnly() {
 		t.Errorf("%q after %v", out, n.Flushed)
 	}

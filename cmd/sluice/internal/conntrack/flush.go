@@ -28,10 +28,10 @@ original connection. For other protocols, the next packet is evaluated in its ow
 direction, so a reply may be dropped until the initiator sends again. Connections that a
 policy has terminated stay in the table, so that they cannot continue as new ones.
 
-The datapath remembers the direction of up to 6,144 flushed TCP connections per family,
-each until its next packet or its idle timeout. Further connections are not flushed; the
-command counts them and exits with code 1. Flush again later, or flush fewer connections
-by means of filters.`,
+The datapath records the direction of up to 6,144 flushed TCP connections per family, each
+until its next packet or its idle timeout. If this space is full, further TCP connections
+are not flushed; the command prints their number and exits with code 1. Then flush again
+later, or flush fewer connections by means of filters.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return flush(cmd.Context(), inv, &o, all, validate)
@@ -64,7 +64,7 @@ func flush(ctx context.Context, inv *invocation.Invocation, o *filter, all, vali
 	done := message.Of(r, message.Fact{Key: "validateOnly", Value: validate})
 	if err := inv.Show(done, func(w io.Writer) {
 		if validate {
-			fmt.Fprintf(w, "Nothing was flushed: --dry-run. %s would be.\n", counted(r.GetFlushedCount()))
+			fmt.Fprintf(w, "Nothing was flushed: --dry-run. %s would be flushed.\n", counted(r.GetFlushedCount()))
 		} else {
 			fmt.Fprintf(w, "%s flushed.\n", counted(r.GetFlushedCount()))
 		}

@@ -31,11 +31,11 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List tracked connections",
-		Long: `List tracked connections, unordered. A connection is listed if it meets every kind of
-filter; of several filters of one kind, it must meet one. With -o wide, ASKED is the service
-address that packets of the connection are sent to; it is empty if the service was
-translated in the connect call of a socket. If more connections than --limit match, the
-command reports how many are not shown. With -o json, each line is one object.`,
+		Long: `List tracked connections, unordered. A connection is listed if it matches every kind of
+filter; of several filters of one kind, it needs to match only one. With -o wide, ASKED is
+the service address to which packets of the connection are sent; it is empty if the service
+was translated in the connect call of a socket. If more connections than --limit match, the
+command prints how many are not shown. With -o json, each line is one object.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req, err := o.request(cmd.Context(), inv)

@@ -30,10 +30,10 @@ func statusCommand(inv *invocation.Invocation) *cobra.Command {
 		Use:   "status",
 		Short: "Show which sluice-controller is elected, and its pending work",
 		Long: `Show whether this sluice-controller is elected, and the pending and failed requests of each
-of its tasks. sluice-controller does not run on every node: run the command in its pod,
-with --run-dir. The exit code is 0 if the process answers, so that a liveness probe does not
-restart a controller that waits for the API server. With --ready it is 1 until the process
-has listed every kind of policy.`,
+of its tasks. sluice-controller does not run on every node: run the command in its pod, with
+--run-dir. The exit code is 0 if the process answers, so that a liveness probe does not
+restart a controller that waits for the API server. With --ready, the exit code is 1 until
+the process has listed every kind of policy.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if ready {
@@ -61,7 +61,7 @@ func serves(ctx context.Context, inv *invocation.Invocation) error {
 		return err
 	}
 	if r.GetStatus() != grpc_health_v1.HealthCheckResponse_SERVING {
-		return errors.New("sluice-controller is not ready: it has not listed every kind of policy; its log says why")
+		return errors.New("sluice-controller is not ready: it has not listed every kind of policy; its log has the reason")
 	}
 	return nil
 }

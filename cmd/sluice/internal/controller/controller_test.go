@@ -19,7 +19,7 @@ func TestReadyIsOfTheProcess(t *testing.T) {
 	n.Health["controller"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_NOT_SERVING)
 	_, errOut := n.Want(t, invocation.ExitFailed, "controller", "status", "--ready")
 	nodetest.WantLines(t, errOut, "sluice: sluice-controller is not ready: it has not listed every kind of policy; "+
-		"its log says why")
+		"its log has the reason")
 	n.Want(t, 0, "controller", "status")
 	n.Health["controller"].SetServingStatus("", grpc_health_v1.HealthCheckResponse_SERVING)
 	n.Want(t, 0, "controller", "status", "--ready")

@@ -23,6 +23,7 @@ import (
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 // Command is `endpoint`.
@@ -50,7 +51,7 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 // columns are the columns of `endpoint list`.
 var columns = []output.Column[*datapathv1.Endpoint]{
 	{Header: "CONTAINER", Cell: func(e *datapathv1.Endpoint) any { return workload.OwnerOf(e.GetOwner()) }},
-	{Header: "POD", Cell: func(e *datapathv1.Endpoint) any { return podText(e) }},
+	{Header: "POD", Cell: func(e *datapathv1.Endpoint) any { return PodText(e.GetPod()) }},
 	{Header: "STATE", Cell: func(e *datapathv1.Endpoint) any { return stateText(e) }},
 	{Header: "ADDRESSES", Cell: func(e *datapathv1.Endpoint) any { return strings.Join(e.GetAddresses(), ",") }},
 	{Header: "POLICY", Cell: func(e *datapathv1.Endpoint) any { return policyText(e.GetPolicy()) }},
@@ -62,12 +63,24 @@ var columns = []output.Column[*datapathv1.Endpoint]{
 	}},
 }
 
-// podText returns NAMESPACE/NAME of the pod; empty if the runtime named none, or no namespace.
-func podText(e *datapathv1.Endpoint) string {
-	if e.GetPod().GetNamespace() == "" {
-		return e.GetPod().GetName()
+// PodText returns NAMESPACE/NAME of a pod for a column POD, only the name if the runtime reported no namespace, and an
+// empty string for nil.
+func PodText(p *workloadv1.PodReference) string {
+	if p.GetNamespace() == "" {
+		return p.GetName()
 	}
-	return workload.PodText(e.GetPod())
+	return workload.PodText(p)
+}
+
+// Pods returns the pods of the endpoints by owner. Endpoints without a pod are missing.
+func Pods(endpoints []*datapathv1.Endpoint) map[workload.Owner]*workloadv1.PodReference {
+	pods := map[workload.Owner]*workloadv1.PodReference{}
+	for _, e := range endpoints {
+		if e.GetPod() != nil {
+			pods[workload.OwnerOf(e.GetOwner())] = e.GetPod()
+		}
+	}
+	return pods
 }
 
 func stateText(e *datapathv1.Endpoint) string { return output.Enum(e.GetState(), "ENDPOINT_STATE_") }

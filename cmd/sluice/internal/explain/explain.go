@@ -46,20 +46,20 @@ connection. Nothing is changed and no packet is sent.
 If the destination is the frontend of a service, such as a cluster IP, each of its
 backends is evaluated, because policies see the backend and not the service.
 
-Only this node is asked. If an end is a pod of another node, that node enforces the
-policies of the pod, and the first line says that it was not asked.
+The command asks only this node. If one of the two pods is on another node, that node
+enforces the policies of this pod, and the first line of the output names the node.
 ` + "`sluice policy explain`" + ` asks the policy service instead, which knows the text of the
 rules.
 
-With --at, the command shows the latest verdict on such a connection before that time,
-with the rule and the policy revision that decided. sluice-hubble must run on the node,
-and have stored the verdict.
+With --at, nothing is evaluated: the command shows the latest verdict on such a connection
+that sluice-hubble has stored before that time, with the rule and the policy revision that
+decided. sluice-hubble must run on the node.
 
 With --dns, sluice-policy explains a DNS query for the name: which policy and rule allow or
 refuse it, and to which learned addresses of the name the sender may connect.
 
-Each end is a pod NAMESPACE/NAME or a container of this node, an address, or the identity
-or labels of exactly one pod of this node.`,
+--from and --to take a pod NAMESPACE/NAME or a container of this node, an address, or the
+identity or labels of exactly one pod of this node.`,
 		Example: `  sluice explain --from shop/client --to 10.244.0.2 --port 80
   sluice explain --from k8s:app=client --to k8s:app=web --port 53/udp -6
   sluice explain --from shop/client --to shop/web --port 80 --at 1h
@@ -68,9 +68,9 @@ or labels of exactly one pod of this node.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case at != "" && name != "":
-				return invocation.Usagef("--dns explains the present policies; it does not go with --at")
+				return invocation.Usagef("--dns cannot be combined with --at, because only the present policies explain a query")
 			case name != "" && o.SourcePort != 0:
-				return invocation.Usagef("--dns explains a query, and not a connection with --source-port")
+				return invocation.Usagef("--dns cannot be combined with --source-port")
 			case name != "":
 				return policy.ExplainLookup(cmd.Context(), inv, o, name)
 			case at != "":
@@ -280,6 +280,8 @@ func row(w io.Writer, end string, p *datapathv1.ExplainedPeer) {
 	}
 	pod := "none of this node"
 	switch {
+	case p.GetPod() != nil:
+		pod = endpoint.PodText(p.GetPod())
 	case p.GetOwner() != nil:
 		pod = workload.OwnerOf(p.GetOwner()).String()
 	case p.GetIdentity() == uint32(identity.Host):

@@ -157,12 +157,30 @@ func TestExplainAtATimeShowsTheStoredVerdict(t *testing.T) {
 	_, errOut := n.Want(t, invocation.ExitFailed, append(ask, "2026-11-30 11:00:00")...)
 	nodetest.WantLines(t, errOut, "sluice: no verdict on a connection from shop/client to app=web,"+
 		"k8s:io.kubernetes.pod.namespace=shop, tcp port 80, is stored from before 2026-11-30 11:00:00; events up to "+
-		"2026-11-30 10:00:00 are missing in the history; `sluice observe --until` shows what is stored")
+		"2026-11-30 10:00:00 are missing in the history; `sluice observe --until` shows the stored events")
 	<-n.Observed
 	n.Want(t, invocation.ExitUsage, append(ask, "yesterday")...)
 	n.Stop("hubble")
 	_, errOut = n.Want(t, invocation.ExitFailed, append(ask, "1h")...)
 	if !strings.Contains(errOut, "sluice-hubble does not run on this node") {
 		t.Errorf("without sluice-hubble: %q", errOut)
+	}
+}
+
+// TestExplainNamesThePod evaluates a packet from a pod to a container without a pod.
+func TestExplainNamesThePod(t *testing.T) {
+	n := nodetest.New(t, Command)
+	owner := &workloadv1.Owner{ContainerId: "0123", InterfaceName: "eth0"}
+	n.Explained = map[string]*datapathv1.ExplainResponse{"10.244.0.3": {
+		Source: &datapathv1.ExplainedPeer{
+			Identity: 300, Known: true, Owner: owner, Pod: &workloadv1.PodReference{Namespace: "shop", Name: "web-0"},
+		},
+		Destination: &datapathv1.ExplainedPeer{Identity: 301, Known: true, Owner: owner},
+	}}
+	out, _ := n.Want(t, 0, "explain", "--from", "10.244.0.2", "--to", "10.244.0.3", "--port", "80")
+	for _, want := range []string{"from  shop/web-0  300", "to    0123/eth0   301"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("without %q:\n%s", want, out)
+		}
 	}
 }

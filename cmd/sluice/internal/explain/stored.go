@@ -46,7 +46,7 @@ func runStored(ctx context.Context, inv *invocation.Invocation, o peer.Flags, wh
 		if !missing.IsZero() {
 			text += "; events up to " + missing.Local().Format(time.DateTime) + " are missing in the history"
 		}
-		return fmt.Errorf("%s; `sluice observe --until` shows what is stored", text)
+		return fmt.Errorf("%s; `sluice observe --until` shows the stored events", text)
 	}
 	return inv.Show(message.Of(f, message.Fact{Key: "at", Value: at}), func(w io.Writer) { storedLines(w, f, at) })
 }

@@ -26,9 +26,9 @@ func explainCommand(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain NAME",
 		Short: "Explain which addresses of a DNS name are allowed, and why others are not",
-		Long: `Explain which addresses of a DNS name sluice-policy has learned, and the policy rules that
-select the name. If sluice-dns runs, also show the names to which the answers led, and the
-addresses in answers that were not learned, with the reason.`,
+		Long: `Show the addresses of a DNS name that sluice-policy has learned, and the policy rules that
+select the name. If sluice-dns runs, also show the names for which the addresses were in DNS
+answers, and the addresses in answers that were not learned, with the reason.`,
 		Args: func(cmd *cobra.Command, a []string) error {
 			if len(a) != 1 {
 				return invocation.Usagef("%s takes one NAME", cmd.CommandPath())

@@ -40,9 +40,10 @@ func listCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list [NAME]",
 		Short: "List learned DNS names with their addresses, validity and the rules that select them",
-		Long: `List the learned DNS names (RPC LearnNames), their addresses, how long each is valid, and
-the policy rules that select the name. What an answer to a pod has taught is for the pods of
-its namespace. An expired address stays for a while for connections that use it.
+		Long: `List the learned DNS names, their addresses, how long each address is valid, and the policy
+rules that select the name. Addresses from the DNS answer to a pod are allowed only to pods
+of the same namespace. An expired address stays allowed for a while for connections that use
+it.
 
 ` + patternHelp,
 		Args: optionalName,
@@ -66,10 +67,10 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete [NAME]",
 		Short: "Delete learned DNS names, or one of their addresses",
-		Long: `Delete learned DNS names with all of their addresses, or only the address of --address,
-and wait until the kernel has deleted them, too. This allows no new connections. A
-connection to an address that no rule allows any more is terminated with its next packet.
-The next LearnNames adds the name again.
+		Long: `Delete learned DNS names with all of their addresses, or only the address of --address, and
+wait until the kernel has deleted them, too. If no rule allows a connection to a deleted
+address any more, the connection is terminated with its next packet. The next DNS answer or
+LearnNames call with the name adds it again.
 
 ` + patternHelp,
 		Args: optionalName,

@@ -34,11 +34,11 @@ func deleteCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "delete",
 		Short: "Delete stored events of a namespace, or before a time",
-		Long: `Delete the events that sluice-hubble has stored on this node: with --namespace, events
-whose source or destination is in the namespace; with --before, older events; with both
-flags, events that meet both. The events are gone from the files and from memory when the
-command ends. The datapath still remembers its latest 4,096 events, and other nodes have
-events of their own.`,
+		Long: `Delete events that sluice-hubble has stored on this node: with --namespace, events whose
+source or destination is in the namespace; with --before, events before a time; with both
+flags, events that match both. When the command ends, the files and the memory of
+sluice-hubble no longer contain the events. The datapath still has its latest 4,096 events
+in memory, and other nodes have their own stored events.`,
 		Example: `  sluice hubble history delete --namespace shop
   sluice hubble history delete --before 24h --dry-run`,
 		Args: invocation.Args(0, ""),
@@ -75,7 +75,7 @@ events of their own.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&namespace, "namespace", "", "only events with an end in this namespace")
+	cmd.Flags().StringVar(&namespace, "namespace", "", "only events whose source or destination is in this namespace")
 	cmd.Flags().StringVar(&before, "before", "", "only events before this time, or older than this, in the forms of "+
 		"sluice observe --since")
 	invocation.ValidateFlag(cmd, &dryRun, "show how many events would be deleted; delete nothing")

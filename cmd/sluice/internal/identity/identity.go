@@ -32,16 +32,17 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	list.Flags().BoolVar(&all, "all", false, "also list the reserved identities")
 	return invocation.Group("identity", "Show identities and their label sets", list,
 		&cobra.Command{
-			Use: "get NUMBER", Short: "Show an identity and what holds it on this node", Args: invocation.Args(1, "a number"),
+			Use: "get NUMBER", Short: "Show an identity and the endpoints of this node that use it",
+			Args: invocation.Args(1, "a number"),
 			RunE: func(cmd *cobra.Command, a []string) error { return printOne(cmd.Context(), inv, a[0]) },
 		},
 		&cobra.Command{
 			Use:   "top-labels",
 			Short: "Show which label keys create the most identities",
-			Long: `Show each label key with the number of its values and of the identities that have it,
-most values first. If a key has nearly as many values as identities, almost every workload
-gets an identity of its own: exclude the key with labels.exclude of sluice-identity,
-unless policies select by it.`,
+			Long: `Show each label key with the number of its values and the number of identities that have it,
+most values first. If a key has nearly as many values as there are identities, almost every
+workload gets a separate identity because of it. Exclude such a key with labels.exclude of
+sluice-identity, unless policies select by it.`,
 			Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printTopLabels(cmd.Context(), inv) },
 		},

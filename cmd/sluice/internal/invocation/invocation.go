@@ -97,10 +97,10 @@ type Invocation struct {
 func (c *Invocation) Root(commands ...func(*Invocation) *cobra.Command) *cobra.Command {
 	root := c.Bare("sluice")
 	root.Short = "Inspect and operate a Sluice node"
-	root.Long = `Show the state of a Sluice node, apply and explain network policies, and run whole nodes
-for development. sluice asks the services of the node over their sockets, which root and
-members of group 65700 may open. Members of the group may read; commands that change
-something, check and map dump require root.`
+	root.Long = `Show the state of a Sluice node, apply and explain network policies, and run whole nodes for
+development. sluice asks the services of the node over their sockets, which root and members
+of group 65700 may open. Members of the group may use commands that only show something;
+check, map dump and commands that change something require root.`
 	flags := root.PersistentFlags()
 	flags.StringVar(&c.Instance, "instance", os.Getenv("SLUICE_INSTANCE"),
 		"instance of Sluice on this machine (default: $SLUICE_INSTANCE, or the installed node)")
@@ -297,6 +297,24 @@ func (c *Invocation) ShowChanges(changes []string, err error) error {
 		return err
 	}
 	return shown
+}
+
+// ShowPlan prints the changes that a command would make without --dry-run, one per line.
+func (c *Invocation) ShowPlan(changes []string) error {
+	shown := struct {
+		Changes      []string `json:"changes"`
+		ValidateOnly bool     `json:"validateOnly"`
+	}{append([]string{}, changes...), true}
+	return c.Show(shown, func(w io.Writer) {
+		if len(changes) == 0 {
+			fmt.Fprintln(w, "Nothing was changed: --dry-run. There is nothing to change.")
+			return
+		}
+		fmt.Fprintln(w, "Nothing was changed: --dry-run. The command would:")
+		for _, change := range changes {
+			fmt.Fprintln(w, "  "+output.Printable(change))
+		}
+	})
 }
 
 // ValidateFlag adds --dry-run. It is also accepted under its former name --validate-only.

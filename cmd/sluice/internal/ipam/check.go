@@ -34,10 +34,10 @@ func checkCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check",
 		Short: "Compare allocated addresses with live endpoints and with the cluster",
-		Long: `Compare the addresses that ipam has allocated with the endpoints of the datapath and, if
-the node is registered in the cluster, with the published addresses. Differences are
-checked twice, because containers start and end meanwhile. The exit code is 1 if there are
-differences. Nothing is changed.
+		Long: `Compare the addresses that ipam has allocated with the endpoints of the datapath and, if the
+node is registered in the cluster, with the published addresses. Because containers start
+and end during the comparison, the command compares twice and shows only differences that
+remain. The exit code is 1 if there are differences. Nothing is changed.
 
   leaked       allocated to an owner without an endpoint
   missing      an endpoint uses it, but it is not allocated
@@ -53,10 +53,11 @@ differences. Nothing is changed.
 
 // finding describes a difference between the services about one address.
 type finding struct {
-	Kind    string                         `json:"kind"`
-	Address string                         `json:"address"`
-	Owner   message.One[*workloadv1.Owner] `json:"owner,omitzero"`
-	Text    string                         `json:"text"`
+	Kind    string                                `json:"kind"`
+	Address string                                `json:"address"`
+	Owner   message.One[*workloadv1.Owner]        `json:"owner,omitzero"`
+	Pod     message.One[*workloadv1.PodReference] `json:"pod,omitzero"` // of the owner's endpoint
+	Text    string                                `json:"text"`
 }
 
 func (f finding) ofWhom() string {
@@ -71,6 +72,7 @@ var columns = []output.Column[finding]{
 	{Header: "FINDING", Cell: func(f finding) any { return f.Kind }},
 	{Header: "ADDRESS", Cell: func(f finding) any { return f.Address }},
 	{Header: "CONTAINER", Cell: func(f finding) any { return f.ofWhom() }},
+	{Header: "POD", Cell: func(f finding) any { return endpoint.PodText(f.Pod.Message) }},
 	{Header: "WHAT", Cell: func(f finding) any { return f.Text }},
 }
 
@@ -235,10 +237,11 @@ func (s *seen) askCluster(ctx context.Context, inv *invocation.Invocation) (*clu
 
 // compare returns the differences, sorted by kind and address.
 func (s *seen) compare() []finding {
-	found := []finding{}
+	found, pods := []finding{}, endpoint.Pods(s.endpoints)
 	add := func(kind, address string, owner *workloadv1.Owner, format string, args ...any) {
 		found = append(found, finding{
 			Kind: kind, Address: address, Owner: message.One[*workloadv1.Owner]{Message: owner},
+			Pod:  message.One[*workloadv1.PodReference]{Message: pods[workload.OwnerOf(owner)]},
 			Text: fmt.Sprintf(format, args...),
 		})
 	}

@@ -13,11 +13,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sluice-net/sluice/cmd/sluice/internal/endpoint"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/output/message"
 	"github.com/sluice-net/sluice/cmd/sluice/internal/workload"
 	ipamv1 "github.com/sluice-net/sluice/proto/gen/sluice/ipam/v1"
+	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
 // Command is `ipam`.
@@ -28,7 +30,10 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 			RunE: func(cmd *cobra.Command, _ []string) error { return printPools(cmd.Context(), inv) },
 		},
 		&cobra.Command{
-			Use: "list", Short: "List the allocated addresses and their owners", Args: invocation.Args(0, ""),
+			Use: "list", Short: "List the allocated addresses and their owners",
+			Long: `List the allocated addresses and their owners. POD is empty if the owner is no pod, has no
+endpoint, or the datapath does not respond.`,
+			Args: invocation.Args(0, ""),
 			RunE: func(cmd *cobra.Command, _ []string) error { return printAllocations(cmd.Context(), inv) },
 		},
 		checkCommand(inv), releaseCommand(inv),
@@ -63,12 +68,21 @@ func printPools(ctx context.Context, inv *invocation.Invocation) error {
 	})
 }
 
+// allocation is an allocation and the pod of its owner's endpoint, which is nil if the owner has no endpoint or the
+// datapath does not respond.
+type allocation struct {
+	*ipamv1.Allocation
+
+	pod *workloadv1.PodReference
+}
+
 // allocationColumns are the columns of `ipam list`.
-var allocationColumns = []output.Column[*ipamv1.Allocation]{
-	{Header: "CONTAINER", Cell: func(a *ipamv1.Allocation) any { return workload.OwnerOf(a.GetOwner()) }},
-	{Header: "STATE", Cell: func(a *ipamv1.Allocation) any { return output.Enum(a.GetState(), "ALLOCATION_STATE_") }},
-	{Header: "ADDRESSES", Cell: func(a *ipamv1.Allocation) any { return strings.Join(addressesOf(a), ",") }},
-	{Header: "LEASE ENDS IN", Cell: func(a *ipamv1.Allocation) any {
+var allocationColumns = []output.Column[allocation]{
+	{Header: "CONTAINER", Cell: func(a allocation) any { return workload.OwnerOf(a.GetOwner()) }},
+	{Header: "POD", Cell: func(a allocation) any { return endpoint.PodText(a.pod) }},
+	{Header: "STATE", Cell: func(a allocation) any { return output.Enum(a.GetState(), "ALLOCATION_STATE_") }},
+	{Header: "ADDRESSES", Cell: func(a allocation) any { return strings.Join(addressesOf(a.Allocation), ",") }},
+	{Header: "LEASE ENDS IN", Cell: func(a allocation) any {
 		if a.GetLeaseExpireTime() == nil {
 			return ""
 		}
@@ -81,5 +95,17 @@ func printAllocations(ctx context.Context, inv *invocation.Invocation) error {
 	if err != nil {
 		return err
 	}
-	return inv.Show(message.List(held), func(w io.Writer) { output.FoldedTable(w, inv.Wide(), allocationColumns, held) })
+	pods, err := podsOf(ctx, inv)
+	if err != nil {
+		fmt.Fprintln(inv.ErrOut, output.Printable(fmt.Sprintf("warning: the pods are missing: %v", err)))
+	}
+	rows, objects := make([]allocation, len(held)), make([]message.Object, len(held))
+	for i, a := range held {
+		rows[i] = allocation{a, pods[workload.OwnerOf(a.GetOwner())]}
+		objects[i] = message.Of(a)
+		if pod := rows[i].pod; pod != nil {
+			objects[i].Facts = []message.Fact{{Key: "pod", Value: message.Of(pod)}}
+		}
+	}
+	return inv.Show(objects, func(w io.Writer) { output.FoldedTable(w, inv.Wide(), allocationColumns, rows) })
 }

@@ -202,6 +202,30 @@ func TestWhatIsOnlySeenOnceIsNoFinding(t *testing.T) {
 	}
 }
 
+func TestAllocationsAndFindingsNameThePod(t *testing.T) {
+	n := nodetest.New(t, Command)
+	web := live("a", "10.244.0.2", "10.244.0.3")
+	web.Pod = &workloadv1.PodReference{Namespace: "shop", Name: "web"}
+	n.Endpoints = []*datapathv1.Endpoint{web}
+	n.IPAM.Allocations = [][]*ipamv1.Allocation{{held("a", "10.244.0.2"), held("b", "10.244.0.4")}}
+	out, _ := n.Want(t, 0, "ipam", "list")
+	nodetest.WantLines(t, out,
+		"CONTAINER POD STATE ADDRESSES LEASE ENDS IN", "a/eth0 shop/web confirmed 10.244.0.2 -",
+		"b/eth0 - confirmed 10.244.0.4 -")
+	out, _ = n.Want(t, invocation.ExitFailed, "ipam", "check", "--settle", "0s")
+	nodetest.WantLines(t, out, "leaked 10.244.0.4 b/eth0 -", "missing 10.244.0.3 a/eth0 shop/web")
+	out, _ = n.Want(t, 0, "ipam", "list", "-o", "json")
+	if strings.Count(out, `"pod": {`) != 1 || !strings.Contains(out, `"name": "web"`) {
+		t.Errorf("printed\n%s", out)
+	}
+	n.Stop("datapath")
+	out, errOut := n.Want(t, 0, "ipam", "list")
+	nodetest.WantLines(t, out, "a/eth0 - confirmed 10.244.0.2 -")
+	if !strings.Contains(errOut, "warning: the pods are missing: ") {
+		t.Errorf("without the datapath: %s", errOut)
+	}
+}
+
 func TestAnOwnerWithoutAnEndpointIsReleased(t *testing.T) {
 	n := nodetest.New(t, Command)
 	long := strings.Repeat("ab", 32)

@@ -28,14 +28,14 @@ func releaseCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release CONTAINER|POD|ADDRESS",
 		Short: "Release the addresses of an owner that has no endpoint",
-		Long: `Release all addresses of an owner, which is given as a container, a pod or one of its
-addresses. As after any release, confirmed addresses stay in quarantine before
-another owner gets them.
+		Long: `Release all addresses of an owner. The argument is a container, a pod, or one of the
+addresses. Confirmed addresses then stay in quarantine, as after any release, before another
+owner gets them.
 
-Addresses of an endpoint and leases are refused: a lease belongs to an ADD in progress and
-expires by itself. With --force, the endpoint keeps using an address that is no longer
-allocated to it. The datapath does not give the address to another endpoint, and allocates
-it again after a restart of sluice-ipam.`,
+Without --force, the command refuses to release addresses of an endpoint, and leases: a
+lease belongs to an ADD in progress and expires by itself. If you release the addresses of
+an endpoint by force, the endpoint keeps using them. The datapath does not give these
+addresses to another endpoint, and allocates them again after a restart of sluice-ipam.`,
 		Args: invocation.Args(1, "a container, a pod or an address"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			return release(cmd.Context(), inv, a[0], force, dryRun)
@@ -53,7 +53,8 @@ func release(ctx context.Context, inv *invocation.Invocation, name string, force
 	if err != nil {
 		return err
 	}
-	held, err := match(all, name, podsOf(ctx, inv))
+	pods, _ := podsOf(ctx, inv) // a container or an address is found without the datapath
+	held, err := match(all, name, pods)
 	if err != nil {
 		return err
 	}
@@ -96,19 +97,12 @@ func addressesOf(a *ipamv1.Allocation) []string {
 	return out
 }
 
-// podsOf returns the pods of the endpoints; nil if the datapath does not answer.
-func podsOf(ctx context.Context, inv *invocation.Invocation) map[workload.Owner]*workloadv1.PodReference {
+// podsOf asks the datapath for the pods of the endpoints of this node.
+func podsOf(
+	ctx context.Context, inv *invocation.Invocation,
+) (map[workload.Owner]*workloadv1.PodReference, error) {
 	endpoints, err := endpoint.List(ctx, inv)
-	if err != nil {
-		return nil
-	}
-	pods := map[workload.Owner]*workloadv1.PodReference{}
-	for _, e := range endpoints {
-		if e.GetPod() != nil {
-			pods[workload.OwnerOf(e.GetOwner())] = e.GetPod()
-		}
-	}
-	return pods
+	return endpoint.Pods(endpoints), err
 }
 
 // match returns the allocation with an address, or of a container or a pod.

@@ -32,10 +32,11 @@ func fromCilium(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "from-cilium -f FILE",
 		Short: "Report which settings and objects of Cilium work, differ or are missing, and the values to install with",
-		Long: `Read files with the ConfigMap cilium-config, Helm values of Cilium, policies and other objects,
-without a cluster. Report what works unchanged, what differs and what is missing, and print the
-values of Sluice's Helm chart. Policies are checked as by policy validate, which executes
-sluice-policy. The exit code is 1 if something is missing.`,
+		Long: `Read files with the ConfigMap cilium-config, Helm values of Cilium, policies and other
+objects; no cluster is needed. Report which settings and objects work unchanged, which
+differ and which are unsupported, and print values for Sluice's Helm chart. Policies are
+checked as by policy validate, which executes sluice-policy. The exit code is 1 if something
+is unsupported.`,
 		Example: `  kubectl -n kube-system get configmap cilium-config -o yaml >config.yaml
   kubectl get cnp,ccnp,ccg,netpol,svc -A -o yaml >objects.yaml
   helm -n kube-system get values cilium -o yaml >values.yaml

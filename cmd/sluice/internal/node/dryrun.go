@@ -6,13 +6,10 @@ package node
 import (
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/sluice-net/sluice/cmd/sluice/internal/invocation"
-	"github.com/sluice-net/sluice/cmd/sluice/internal/output"
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/nodefiles"
 )
@@ -27,20 +24,7 @@ func try(inv *invocation.Invocation, plan func(instance.Paths) ([]string, error)
 	if err != nil {
 		return err
 	}
-	shown := struct {
-		Changes      []string `json:"changes"`
-		ValidateOnly bool     `json:"validateOnly"`
-	}{append([]string{}, changes...), true}
-	return inv.Show(shown, func(w io.Writer) {
-		if len(changes) == 0 {
-			fmt.Fprintln(w, "Nothing was changed: --dry-run. There is nothing to change.")
-			return
-		}
-		fmt.Fprintln(w, "Nothing was changed: --dry-run. The command would:")
-		for _, change := range changes {
-			fmt.Fprintln(w, "  "+output.Printable(change))
-		}
-	})
+	return inv.ShowPlan(changes)
 }
 
 // planInstall returns what install would change.
@@ -50,18 +34,11 @@ func planInstall(p instance.Paths, o options) (changes []string, err error) {
 		return nil, err
 	}
 	for _, f := range nodefiles.Check(p, services...) {
-		switch {
-		case f.Problem == nil:
-		case f.Kind == "bpffs" && o.mountBPFFS == "never":
+		if f.Problem != nil && f.Kind == "bpffs" && o.mountBPFFS == "never" {
 			return nil, fmt.Errorf("%s: %w, and --mount-bpffs is never", f.Path, f.Problem)
-		case f.Kind == "bpffs":
-			changes = append(changes, "mount a bpffs at "+f.Path)
-		case errors.Is(f.Problem, fs.ErrNotExist):
-			changes = append(changes, "create "+f.Path)
-		default:
-			changes = append(changes, fmt.Sprintf("change %s, which %v", f.Path, f.Problem))
 		}
 	}
+	changes = nodefiles.Plan(p, services...)
 	target, content, err := o.newPlugin()
 	if err != nil {
 		return nil, err

@@ -72,17 +72,17 @@ changes nothing.`,
 			return report(inv, func(p instance.Paths) ([]string, error) { return install(p, o) })
 		},
 	})
-	invocation.ValidateFlag(installing, &o.dryRun, "show what would be changed, and change nothing")
+	invocation.ValidateFlag(installing, &o.dryRun, "show what would be changed; change nothing")
 	installing.Flags().StringVar(&o.mountBPFFS, "mount-bpffs", "auto",
 		"auto: mount the bpffs if it is not mounted; never: fail instead")
 	uninstalling := directories(&cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the CNI configuration and plugin, devices, rules and pins of Sluice",
-		Long: `Remove what install, cni and the services have created on the machine: the CNI
+		Long: `Remove everything that install, cni and the services have created on the machine: the CNI
 configuration and the plugin, the devices, rules, routes and firewall table of
 sluice-datapath, and the bpffs with its pins. Connected containers lose their network.
-Objects of other programs stay, and so does /var/lib/sluice without --state. Run it as
-root, after the services have ended.`,
+Objects of other programs stay. /var/lib/sluice also stays, unless --state is given. Run the
+command as root, after the services have ended.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.dryRun {
 				return try(inv, func(p instance.Paths) ([]string, error) { return planUninstall(p, o) })
@@ -97,16 +97,17 @@ root, after the services have ended.`,
 	uninstalling.Flags().BoolVar(&o.state, "state", false,
 		"also remove the directories of state, sockets and logs, with the stored addresses, identities and policies")
 	uninstalling.Flags().BoolVar(&o.stay, "stay", false,
-		"do not exit afterwards, for a DaemonSet, which restarts containers that exit")
+		"do not exit afterwards; for a DaemonSet, which would restart the container")
 	uninstalling.Flags().StringVar(&o.health, "health-address", "off",
 		"with --stay, loopback ip:port that serves /livez and /readyz over HTTP once everything is removed, or off")
-	invocation.ValidateFlag(uninstalling, &o.dryRun, "show what would be removed, and remove nothing")
+	invocation.ValidateFlag(uninstalling, &o.dryRun, "show what would be removed; remove nothing")
 	writing := directories(&cobra.Command{
 		Use:   "cni",
 		Short: "Keep the CNI configuration in place while this runs",
-		Long: `Write the CNI configuration once containers can be connected, and again if it is removed
-or changed. The file stays when the command ends. Files of other networks are never
-changed; if the runtime prefers one of them, the log and /readyz report an error.`,
+		Long: `Write the CNI configuration as soon as containers can be connected, and write it again if it
+is removed or changed. The file stays when the command ends. Files of other networks are
+never changed. If the file of another network has a name that the runtime prefers, the log
+and /readyz report an error.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			p, err := paths(inv)
 			if err != nil {

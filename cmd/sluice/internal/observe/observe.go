@@ -24,15 +24,15 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Short: "Show drops, policy verdicts and ended connections",
 		Long: `Show the events of the eBPF programs: drops with their reason, policy verdicts on
 connections with the deciding rule, and the ends of connections. Without --follow, the
-command shows the events that the datapath remembers and exits. With --follow, it also
-shows new events, across restarts of the datapath, and notes where events may be missing.
-With --since or --until, it asks sluice-hubble, if that runs on the node: its files have
-the events of days.
+command shows the events that the datapath has in memory, and exits. With --follow, it also
+shows new events, also after restarts of the datapath, and prints a line where events may be
+missing. With --since or --until, it asks sluice-hubble, if it runs on the node: its files
+contain the events of several days.
 
-An event is shown if it meets every kind of filter; of several filters of one kind, it
-must meet one. --not inverts the filter that follows it, and only that one: events that
-meet the filter are left out. Where events were lost, a line shows how many. Lines break at
-100 columns; with -o wide, each event is one line.
+An event is shown if it matches every kind of filter; of several filters of one kind, it
+needs to match only one. --not inverts only the next filter: events that match this filter
+are left out. Where events were lost, a line shows their number. Lines break at 100 columns;
+with -o wide, each event is one line.
 
 --from and --to take a container or a pod of this node, an address or prefix, an identity
 number, or a label selector in the syntax of kubectl (app=web, k8s:app, reserved:host).

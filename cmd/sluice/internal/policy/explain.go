@@ -37,9 +37,9 @@ An address is evaluated as the identity that it has in the cluster. Labels selec
 only identity that has them; if there is none or more than one, the labels are evaluated
 as those of a hypothetical pod, and a note shows the nearest identity.
 
-Both sides are evaluated by the policies of this node. If a pod is on another node, that
-node enforces its own policies, and the verdict says that it was not asked. Lines break at
-100 columns, except with -o wide.
+Both sides are evaluated by the policies of this node. If one of the pods is on another
+node, that node enforces its own policies, and the verdict states that it was not asked.
+Lines break at 100 columns, except with -o wide.
 
 With --dns, a DNS query for the name is explained: which rules allow or refuse it, and to
 which learned addresses of the name the sender may connect.`,

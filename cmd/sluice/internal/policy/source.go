@@ -25,11 +25,11 @@ func acceptCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "accept-without FILE",
 		Short: "Allow containers to start without the policies of a file that was never read",
-		Long: fmt.Sprintf(`Stop waiting for a file of policies, or for the policy directory, that was never read.
-Containers are connected without its policies, so connections that these policies deny
-are allowed. The policy service records the decision, and enforces the policies as soon
-as it can read them. `+"`sluice status`"+` lists the missing files and the reasons. The exit
-code is %d if containers still cannot be connected for another reason.`, invocation.ExitNotReady),
+		Long: fmt.Sprintf(`Stop waiting for a policy file, or for the policy directory, that could not be read since
+the start. Containers are then connected without the policies in it, so connections that
+these policies deny are allowed. The policy service records this decision, and enforces the
+policies as soon as it can read them. `+"`sluice status`"+` lists the missing files and the
+reasons. The exit code is %d if containers still cannot be connected for another reason.`, invocation.ExitNotReady),
 		Args: invocation.Args(1, "FILE"),
 		RunE: func(cmd *cobra.Command, a []string) error { return accept(cmd.Context(), inv, a[0], validate) },
 	}

@@ -89,9 +89,9 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 		"the nodes have the setting dns.implicit, so a plain rule for port 53 serves in place of a DNS rule")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")
 	f.BoolVar(&strict, "strict", false,
-		"fail if a policy allows less than it says or lacks a DNS rule")
+		"fail if a policy is enforced more strictly than written, or lacks a DNS rule")
 	f.BoolVar(&againstNode, "against-node", false,
-		"also look for DNS rules in the policies of this node; changes nothing there")
+		"also look for DNS rules in the accepted policies of this node, without changing them")
 	return cmd
 }
 

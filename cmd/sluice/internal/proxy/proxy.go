@@ -26,17 +26,18 @@ func statusCommand(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "status",
 		Short: "Show which proxies run, and what happened to the packets for them",
-		Long: `Show which proxies are attached to the datapath, and how many packets were redirected to
-them since the maps were created.
+		Long: `Show which proxies are connected to the datapath, and how many packets were redirected to
+them since the eBPF maps were created.
 
-While no proxy is attached, packets pass under a rule that allows everything, such as a DNS
-rule for every name. Other packets for the proxy are dropped.
+While no proxy is connected, packets of a rule that allows everything, such as a DNS rule
+for every name, pass. Other packets for the proxy are dropped.
 
-A proxy writes a heartbeat every 20 ms. An old heartbeat means that it is stopped, or gets
-too little CPU time.
+A proxy writes a heartbeat every 20 ms. An old heartbeat means that the proxy is stopped, or
+gets too little CPU time.
 
-The column TCP names the device by which connections reach the proxy's sockets. After a proxy
-has ended, connections wait some seconds for the next one; then new ones are dropped.`,
+The column TCP names the device over which connections reach the proxy's sockets. After a
+proxy has ended, connections wait a few seconds for the next proxy; after that, new
+connections are dropped.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			status, err := invocation.Ask(cmd.Context(), inv, invocation.Datapath,

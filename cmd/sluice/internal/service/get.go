@@ -62,7 +62,7 @@ func getCommand(inv *invocation.Invocation) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{
 		Use:   "get [NAMESPACE/]NAME",
-		Short: "Show a service with its frontends and backends, and what the kernel refused",
+		Short: "Show a service with its frontends and backends, and frontends that the kernel refused",
 		Args:  invocation.Args(1, "the name of a service, such as shop/web"),
 		RunE: func(cmd *cobra.Command, a []string) error {
 			key, err := Named(a[0], namespace)

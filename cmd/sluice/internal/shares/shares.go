@@ -31,19 +31,19 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Use:   "shares [TENANT]",
 		Short: "Show how tenants and endpoints share the limits of the node",
 		Long: `Show how much of each shared limit the tenants ask for and have, and how much of the limits
-of the eBPF programs the endpoints of the node have.
+of the eBPF programs the endpoints of the node use.
 
-A tenant is a namespace, or all namespaces with one value of the tenant label. TENANT is
-that value, or the name of a namespace without the label. A tenant that has less than it
-asks for exceeds its share: its newest objects are not accepted as written. MAY USE is what
-the tenant could use when the levels were last computed, at most 10 s ago; "-" means that a
-source was never complete.
+A tenant is a namespace, or all namespaces with the same value of the tenant label. TENANT
+is this value, or the name of a namespace without the label. If a tenant has less than it
+asks for, it exceeds its share: its newest objects are not accepted as written. MAY USE is
+the amount that the tenant could use when shares were last computed, at most 10 s ago; "-"
+means that a source was never listed completely.
 
-The second table lists endpoints that use connections, translations, fragments, affinity,
-events or answers, or that were refused some, and senders outside of the node. MAY USE is
-what the endpoint may have now; "-" means that there is no limit. REFUSED counts packets,
-events and answers beyond the share since the endpoint was created. With TENANT, the table
-lists the pods of the tenant.`,
+The second table lists endpoints, and senders outside of the node, that use connections,
+translations, fragments, affinity, events or answers, or that were refused some. MAY USE is
+the amount that the endpoint may use now; "-" means that there is no limit. REFUSED counts
+packets, events and answers above the share since the endpoint was created. With TENANT, the
+table lists the pods of the tenant.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &sharesv1.ListSharesRequest{}

@@ -66,6 +66,6 @@ func whereToLook(inv *invocation.Invocation, service string) string {
 				inv.Instance)
 		}
 	}
-	return fmt.Sprintf("`journalctl -u sluice-%s`, or in Kubernetes the log of the container %s, says why", service,
+	return fmt.Sprintf("`journalctl -u sluice-%s`, or in Kubernetes the log of the container %s, has the reason", service,
 		service)
 }

@@ -40,9 +40,9 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 		Use:   "status",
 		Short: "Show whether the services answer and containers can be connected",
 		Long: fmt.Sprintf(`Show whether every service answers and whether containers can be connected now, including
-containers with labels that are new to this node. The exit code is %d if not, or if there
-are warnings. Lines that begin with Meanwhile tell what works while a service is unavailable, and
-what to do.`, invocation.ExitNotReady),
+containers with labels that are new to this node. The exit code is %d if a service does not
+answer, if containers cannot be connected, or if there are warnings. Lines that begin with
+Meanwhile list what still works while a service is unavailable, and what you can do.`, invocation.ExitNotReady),
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {

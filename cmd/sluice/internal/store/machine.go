@@ -26,6 +26,7 @@ import (
 type join struct {
 	file, node, address string
 	port                int
+	dryRun              bool
 }
 
 func joinCommand(inv *invocation.Invocation) *cobra.Command {
@@ -33,11 +34,11 @@ func joinCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "join",
 		Short: "Join this machine to a store with a token",
-		Long: `Exchange a join token for the credentials of this machine's node, which sluice-identity then
-uses and renews: set etcd.storeDir to the directory that the command prints. With a token of
-"store token create --member", this machine becomes a member instead: start sluice-store
-afterwards. The token is read from a file or from standard input, because other users see
-arguments.`,
+		Long: `Exchange a join token for the credentials of this machine's node. sluice-identity uses and
+renews the credentials: set etcd.storeDir to the directory that the command prints. If the
+token was created by "store token create --member", this machine becomes a member of the
+store instead: start sluice-store afterwards. The token is read from a file or from standard
+input, because other users can see arguments.`,
 		Example: `  sluice store join --token-file join-token
   ssh member sluice store token create --member | sluice store join --address 192.0.2.2`,
 		Args: invocation.Args(0, ""),
@@ -47,13 +48,17 @@ arguments.`,
 				return err
 			}
 			changes, err := j.run(cmd.Context(), p, cmd.InOrStdin())
+			if j.dryRun && err == nil {
+				return inv.ShowPlan(changes)
+			}
 			return inv.ShowChanges(changes, err)
 		},
 	}
 	cmd.Flags().StringVar(&j.file, "token-file", "-", "file with the token; -: standard input")
 	cmd.Flags().StringVar(&j.node, "node", "", "name of the node (default: the machine's host name)")
-	cmd.Flags().StringVar(&j.address, "address", "", "IP address of a new member for the other machines")
-	cmd.Flags().IntVar(&j.port, "member-port", 23800, "setting memberPort of the members")
+	cmd.Flags().StringVar(&j.address, "address", "", "IP address at which the other machines reach the new member")
+	cmd.Flags().IntVar(&j.port, "member-port", 23800, "port between members (setting memberPort of sluice-store)")
+	invocation.ValidateFlag(cmd, &j.dryRun, "check the token's form and this machine; change nothing, and keep the token")
 	return cmd
 }
 
@@ -86,6 +91,10 @@ func (j join) run(ctx context.Context, p instance.Paths, stdin io.Reader) (chang
 		return nil, invocation.Usagef("--address: the token is for a node; make one with --member")
 	}
 	s := identityService()
+	if j.dryRun {
+		return append(nodefiles.Plan(p, s), "use the token, which is then spent",
+			fmt.Sprintf("store the credentials of node %s in %s", j.node, p.ServiceStateDir(s.Name))), nil
+	}
 	if changes, err = nodefiles.Prepare(p, s); err != nil {
 		return changes, err
 	}
@@ -128,10 +137,17 @@ func (j join) member(ctx context.Context, p instance.Paths, token store.Token) (
 		return nil, invocation.Usagef("--address: %q is not an IP address; a member needs one for the others", j.address)
 	}
 	s := nodefiles.Store()
+	dir := p.ServiceStateDir(s.Name)
+	if j.dryRun {
+		if err := asUser(s, func() error { return store.FreeForMember(dir) }); err != nil {
+			return nil, err
+		}
+		return append(nodefiles.Plan(p, s), "use the token, which is then spent",
+			fmt.Sprintf("store the state of the new member %s in %s", j.node, dir)), nil
+	}
 	if changes, err = nodefiles.Prepare(p, s); err != nil {
 		return changes, err
 	}
-	dir := p.ServiceStateDir(s.Name)
 	// Before the token is used.
 	if err := asUser(s, func() error { return store.FreeForMember(dir) }); err != nil {
 		return changes, err
@@ -151,12 +167,13 @@ func restoreCommand(inv *invocation.Invocation) *cobra.Command {
 	dryRun := false
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
-		Short: "Continue the store on this machine with a snapshot",
-		Long: `Have sluice-store on this machine, which must be stopped, begin the next epoch with the data
-of a snapshot and one member at its next start. Nodes move to it by themselves. Stop the
-other members first, and join them again. Join tokens end, and credentials are those of the
-snapshot: revoke nodes again that were revoked since. The former data stay in a directory
-etcd.epoch-N of the state directory.`,
+		Short: "Restore the store on this machine from a snapshot",
+		Long: `Prepare sluice-store on this machine to begin the next epoch at its next start, with the
+data of a snapshot and as the only member. Stop sluice-store and all other members first,
+and join the other members again afterwards. Nodes find the new epoch by themselves.
+Existing join tokens become invalid. The credentials of nodes are restored from the
+snapshot: if you revoked nodes after it was saved, revoke them again. The former data stay
+in a directory etcd.epoch-N of the state directory.`,
 		Args: invocation.Args(1, "a file"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			f, err := os.Open(args[0])
@@ -175,11 +192,11 @@ func rebuildCommand(inv *invocation.Invocation) *cobra.Command {
 	dryRun := false
 	cmd := &cobra.Command{
 		Use:   "rebuild",
-		Short: "Continue the store with the data of this machine alone",
-		Long: `Have sluice-store on this machine, which must be stopped, begin the next epoch with its own
-data and one member at its next start. Use it when more than half of the members are lost.
-Writes that this member had not received are lost. Stop the other members first, and join
-them again. Nodes move to the new epoch by themselves.`,
+		Short: "Rebuild the store from the data of this machine only",
+		Long: `Prepare sluice-store on this machine to begin the next epoch at its next start, with its own
+data and as the only member. Use this command when more than half of the members are lost.
+Writes that this member had not received are lost. Stop sluice-store and all other members
+first, and join the other members again afterwards. Nodes find the new epoch by themselves.`,
 		Args: invocation.Args(0, ""),
 		RunE: func(*cobra.Command, []string) error { return begin(inv, nil, dryRun) },
 	}
@@ -195,10 +212,6 @@ func begin(inv *invocation.Invocation, snapshot io.Reader, dryRun bool) error {
 		return err
 	}
 	s, epoch := nodefiles.Store(), uint64(0)
-	text := "epoch %d, or a later one, begins when sluice-store starts"
-	if dryRun {
-		text = "nothing was changed: --dry-run; epoch %d, or a later one, would begin when sluice-store starts"
-	}
 	err = asUser(s, func() (err error) {
 		if dryRun {
 			epoch, err = store.CheckRestore(p.ServiceStateDir(s.Name))
@@ -210,7 +223,10 @@ func begin(inv *invocation.Invocation, snapshot io.Reader, dryRun bool) error {
 	if err != nil {
 		return err
 	}
-	return inv.ShowChanges([]string{fmt.Sprintf(text, epoch)}, nil)
+	if dryRun {
+		return inv.ShowPlan([]string{fmt.Sprintf("begin epoch %d, or a later one, when sluice-store starts", epoch)})
+	}
+	return inv.ShowChanges([]string{fmt.Sprintf("epoch %d, or a later one, begins when sluice-store starts", epoch)}, nil)
 }
 
 func identityService() nodefiles.Service {

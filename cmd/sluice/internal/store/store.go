@@ -23,7 +23,7 @@ import (
 
 // Command is `store`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("store", "Show and change sluice-store, and join it",
+	return invocation.Group("store", "Show and change sluice-store, or join a machine to it",
 		statusCommand(inv),
 		invocation.Group("token", "Make tokens by which machines join", createTokenCommand(inv)),
 		joinCommand(inv), revokeCommand(inv),
@@ -129,8 +129,9 @@ func revokeCommand(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "revoke NODE",
 		Short: "Withdraw the credentials of a node",
-		Long: `Withdraw the credentials of a node. Its connections end, and its certificate is neither
-accepted nor renewed. Its keys stay until the node is forgotten: see "sluice node forget".`,
+		Long: `Withdraw the credentials of a node. Its connections end, and the store neither accepts nor
+renews its certificate. The node's keys in the store stay until the node is forgotten: see
+"sluice node forget".`,
 		Args: invocation.Args(1, "a node"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Node = args[0]
@@ -150,7 +151,7 @@ accepted nor renewed. Its keys stay until the node is forgotten: see "sluice nod
 			})
 		},
 	}
-	invocation.ValidateFlag(cmd, &req.ValidateOnly, "only show whether the node has credentials")
+	invocation.ValidateFlag(cmd, &req.ValidateOnly, "show whether the node has credentials; change nothing")
 	return cmd
 }
 
@@ -158,7 +159,7 @@ func removeMemberCommand(inv *invocation.Invocation) *cobra.Command {
 	req := &storev1.RemoveMemberRequest{}
 	cmd := &cobra.Command{
 		Use:   "remove NAME",
-		Short: "Remove a member that does not come back",
+		Short: "Remove a member that was lost",
 		Long: `Remove another member of the store. Run the command on a machine that stays a member. A
 member that has never started is named by its address.`,
 		Args: invocation.Args(1, "a member"),
@@ -177,7 +178,7 @@ member that has never started is named by its address.`,
 			})
 		},
 	}
-	invocation.ValidateFlag(cmd, &req.ValidateOnly, "only check that the member exists")
+	invocation.ValidateFlag(cmd, &req.ValidateOnly, "check that the member exists; remove nothing")
 	return cmd
 }
 

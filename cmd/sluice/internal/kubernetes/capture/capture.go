@@ -50,10 +50,10 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 		Short: "Capture the packets of a pod, as pcapng",
 		Long: `Capture the packets of a pod at its interface, in both directions, as pcapng, to a file or
 to standard output of this machine, as ` + "`sluice capture`" + ` does on the node. Sluice's own
-containers lack the privileges: while the command runs, a Job in Sluice's namespace has a
-pod on the node, with Sluice's image and the capabilities NET_RAW and SYS_ADMIN. The Job is
-removed at the end; if the command is killed, the pod ends within half a minute, and the
-Job is removed half a minute later.
+containers may not capture packets. Therefore the command creates a Job in Sluice's
+namespace, whose pod runs on the node of the captured pod, with Sluice's image and the
+capabilities NET_RAW and SYS_ADMIN. The command removes the Job at its end. If the command
+is killed, the pod ends within half a minute, and the Job is removed half a minute later.
 
 The capture ends on an interrupt, or at --count, --duration or --max-size. If the
 connection to the node breaks, the file has the packets received so far, and the exit code

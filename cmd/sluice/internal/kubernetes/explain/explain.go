@@ -34,16 +34,16 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	var service peer.Flags
 	cmd := &cobra.Command{
 		Use:   "explain --from POD --to POD|ADDRESS --port PORT",
-		Short: "Show how the nodes of both ends would handle a connection",
-		Long: `Show how the nodes of both ends would handle a connection, by means of ` + "`sluice explain`" + ` on
-each node: the sender's node evaluates the egress policies, the receiver's node the ingress
-policies, each with its own kernel. No packet is sent. If the destination is a Service, the
-sender's node returns the backends, and the node of each backend evaluates the connection
-to it.
+		Short: "Show how the nodes of sender and receiver would handle a connection",
+		Long: `Show how the nodes of sender and receiver would handle a connection. The command runs
+` + "`sluice explain`" + ` on both nodes: the sender's node evaluates the egress policies, the
+receiver's node the ingress policies, each in its own kernel. No packet is sent. If the
+destination is a Service, the sender's node returns the backends, and the node of each
+backend evaluates the connection to it.
 
-At least one end must be a pod NAMESPACE/NAME; the other may be an address. The first line
-has the combined verdict. If a node does not answer, its line has the reason, and the exit
-code is 1.`,
+Sender or receiver must be a pod NAMESPACE/NAME; the other one may be an address. The first
+line has the combined verdict. If a node does not answer, its line has the reason, and the
+exit code is 1.`,
 		Example: `  kubectl sluice explain --from shop/client --to shop/web --port 8080
   kubectl sluice explain --from shop/client --to 10.96.0.10 --port 53/udp`,
 		Args: invocation.Args(0, ""),

@@ -117,6 +117,9 @@ func (f *datapath) ListEndpoints(_ *datapathv1.ListEndpointsRequest,
 	}
 	for i, id := range []string{LongID, "evil\x1b[2J"} {
 		e := endpointOf(&workloadv1.Owner{ContainerId: id, InterfaceName: "eth0"}, i+1)
+		if i == 0 {
+			e.Pod = f.node.Pod
+		}
 		if err := s.Send(&datapathv1.ListEndpointsResponse{Endpoint: e}); err != nil {
 			return err
 		}

@@ -95,6 +95,7 @@ type Node struct {
 	Differences   []*datapathv1.Difference
 	// Endpoints are the listed endpoints; nil: the default two.
 	Endpoints    []*datapathv1.Endpoint
+	Pod          *workloadv1.PodReference // of the first of the default endpoints
 	Flows        []*datapathv1.Flow
 	DeletedFlows *hubblev1.DeleteFlowsRequest // the last request to delete stored events
 	// Stored are the messages of sluice-hubble, which answers instead of the datapath.

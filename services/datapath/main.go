@@ -30,10 +30,11 @@ import (
 	"github.com/sluice-net/sluice/kit/work"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpoints"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
-	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 
@@ -74,8 +75,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Phase("restore endpoints", func() error { return d.restore(ctx) }); err != nil {
 		return err
 	}
-	spool := record.OpenSpool(cfg.SpoolDir, p.Log)
-	replay := func() error { return spool.Replay(ctx, d.Endpoints.Report, d.Endpoints.Lifecycle) }
+	replay := func() error { return a.spool.Replay(ctx, d.Endpoints.Report, d.Endpoints.Lifecycle) }
 	if err := p.Phase("replay deletions", replay); err != nil {
 		// The replay is repeated while the process serves. If the process exited here because of a full disk, no other
 		// container could be created or deleted.
@@ -84,12 +84,13 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err := p.Confine(cfg.files()); err != nil {
 		return err
 	}
-	called.owners = called.stream(d.Endpoints.Relabeller)
 	api, srv, err := newServer(p, cfg, d, called, records, started)
 	if err != nil {
 		return err
 	}
-	background(p, d, called, spool)
+	for _, t := range d.tasks() {
+		p.Go(t.Name, t.Run)
+	}
 	p.Go("readiness for kubelet", func(ctx context.Context) error {
 		return every(ctx, readyInterval, func() { p.Unready(api.Unready(ctx)) })
 	})
@@ -130,38 +131,17 @@ func newServer(
 	if err != nil {
 		return nil, nil, err
 	}
-	policy := d.policyPart(cfg)
-	s := &server.Server{
+	s := server.New(server.Options{
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
-		Endpoints: d.Endpoints.Parts, Ring: d.Observation.Ring, Explainer: d.Observation.Explainer, Ends: d.Observation,
-		Maps: kernel.Dumper{Kernel: d.Kernel, NodeName: d.Node.Name}, Bounds: d.Kernel.Bounds,
-		Services: d.Kernel.Services, Tracked: d.Observation.Tracked, Records: records, Ranges: d.Ranges,
-		Keeper: d.Endpoints.Keeper,
 		Facts: server.Facts{
 			Version: version.Get().String(), NodeName: cfg.Node, Start: started, KernelRelease: release,
 			PolicyMode: cfg.Policy.Mode,
 		},
-		Parts:  d.parts(called, policy),
-		Policy: policy,
 		Called: server.Called{IPAM: called.ipam, Identity: called.identity, Policy: called.policy},
-		Labels: &observe.Labels{Local: d.Endpoints.Report.LabelsOf, Source: called.identity},
-		NameOf: d.Node.Name,
-		Named:  called.cluster.NodeName,
-	}
-	for _, part := range d.subjects {
-		s.Subjects = append(s.Subjects, part)
-	}
-	s.Subjects = append(s.Subjects, settings{p, cfg.Node, called.cluster.NodeName})
-	if d.Collector != nil {
-		s.Budgets = d.Collector
-	}
-	if d.Services != nil {
-		s.Backends = d.Services
-	}
-	if d.Policy != nil {
-		s.Rules = &d.Policy.Applier.History
-	}
+		Named:  called.cluster.NodeName, Labels: called.identity, Records: records,
+		Subjects: append(d.shown(), settings{p, cfg.Node, called.cluster.NodeName}),
+	})
 	if err := p.Metrics.Register(s.Metrics()); err != nil {
 		return nil, nil, err
 	}
@@ -217,18 +197,6 @@ func kernelRelease() (string, error) {
 	return unix.ByteSliceToString(uts.Release[:]), nil
 }
 
-// background starts the loops that reconcile the node with the records and follow the other processes.
-func background(p *process.Process, d *datapath, called callees, spool *record.Spool) {
-	for _, t := range d.tasks() {
-		p.Go(t.Name, t.Run)
-	}
-	p.Go("identity stream", called.owners.Run)
-	p.Go("replay deletions", func(ctx context.Context) error { return d.Endpoints.Replay(ctx, spool) })
-	p.Go("reconcile", func(ctx context.Context) error {
-		return d.Endpoints.Allocations.ReconcileLoop(ctx, called.ipam, called.identity)
-	})
-}
-
 // capabilities are the capabilities that the process keeps; docs/privileges.md has the reasons. Files are opened as the
 // process's user, so it cannot read files that only root can read.
 var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN}
@@ -237,9 +205,9 @@ var capabilities = []privilege.Cap{unix.CAP_BPF, unix.CAP_PERFMON, unix.CAP_NET_
 type callees struct {
 	ipam     *client.IPAM
 	identity *client.Identity
-	stream   func(client.Wishes) *client.Owners // creates the stream of the desired identities of endpoints
-	owners   *client.Owners
 	cluster  *client.Cluster
+	// owners opens the stream of the identities that endpoints should have.
+	owners   func(*lifecycle.Relabeller) endpoints.IdentityStream
 	policy   *client.Policy       // nil in policy mode none
 	balancer *client.LoadBalancer // nil if services are not translated
 }
@@ -254,7 +222,7 @@ func dial(p *process.Process, cfg Config) (s callees, err error) {
 	identity := open(cfg.Services.Identity)
 	s.cluster = client.NewCluster(identity, p.Log)
 	s.ipam, s.identity = client.NewIPAM(open(cfg.Services.IPAM)), client.NewIdentity(identity)
-	s.stream = func(sink client.Wishes) *client.Owners { return client.NewOwners(identity, sink, p.Log) }
+	s.owners = func(r *lifecycle.Relabeller) endpoints.IdentityStream { return client.NewOwners(identity, r, p.Log) }
 	if cfg.Policy.Mode != policyNone {
 		s.policy = client.NewPolicy(open(cfg.Services.Policy))
 	}
@@ -271,6 +239,7 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 		cluster: called.cluster, registry: called.cluster, publisher: called.cluster,
 		numbers: filepath.Join(cfg.StateDir, "nodes.json"),
 		phase:   p.Phase,
+		owners:  called.owners, allocator: called.ipam, naming: called.identity, spool: record.OpenSpool(cfg.SpoolDir, p.Log),
 		hearing: called.cluster, beliefs: filepath.Join(cfg.StateDir, "belief.json"),
 		proxies:   func() (net.Listener, error) { return listenBeside(p, instance.ProxySocketName) },
 		listeners: func() (net.Listener, error) { return listenBeside(p, instance.ListenersSocketName) },

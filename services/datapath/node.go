@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/kernelmaps"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
@@ -64,6 +65,11 @@ type around struct {
 	identities endpoint.Identities
 	records    endpoint.Records
 
+	owners    func(*lifecycle.Relabeller) endpoints.IdentityStream // nil: identities do not change
+	allocator endpoint.Connection                                  // sluice-ipam; nil: allocations are not reconciled
+	naming    endpoint.Service                                     // sluice-identity; nil: allocations are not reconciled
+	spool     *record.Spool                                        // nil: no deletions are spooled
+
 	policies      policystream.Service   // nil in policy mode none
 	names         learned.Service        // nil in policy mode none
 	enforced      policystream.Memory    // nil: the enforced state is not kept
@@ -98,16 +104,6 @@ type datapath struct {
 
 	subjects []subject // in the order in which their work begins
 	closers  []func() error
-}
-
-// subject is one part of the process.
-type subject interface {
-	// Tasks returns the background work.
-	Tasks() []work.Task
-	// Awaits returns the events that must happen before the process is ready.
-	Awaits() []work.Await
-	// Warnings lists problems that an operator has to look at, one line each.
-	Warnings() []string
 }
 
 // open adopts or creates maps and programs and opens everything else. It does not change any endpoint.
@@ -167,7 +163,7 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 	}
 	names := event.Names{Owners: index, Services: d.Kernel.Services}
 	if d.Policy != nil {
-		names.Policies = &d.Policy.Applier.History
+		names.Policies = d.Policy.History()
 	}
 	d.Observation = openObservation(d.Kernel, names)
 	d.Endpoints = d.openEndpoints(cfg, a, index, changed)
@@ -191,22 +187,10 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 			Listen: a.listeners, Users: []uint32{0, instance.LoadBalancerID}, Log: a.log,
 		})})
 	}
-	d.subjects = append(d.subjects, d.Node, d.Observation, connections{d.Collector, d.Kernel})
+	d.subjects = append(d.subjects, d.Node, d.Observation,
+		kernel.Subject{Kernel: d.Kernel, Collector: d.Collector, NodeName: d.Node.Name})
 	return d, nil
 }
-
-// connections is the background work of connection tracking.
-type connections struct {
-	collector *conntrack.Collector
-	kernel    *kernel.Kernel
-}
-
-func (c connections) Tasks() []work.Task {
-	return []work.Task{{Name: "connections", Run: c.collector.Run}, {Name: "shares", Run: c.kernel.DivideShares}}
-}
-
-func (connections) Awaits() []work.Await { return nil }
-func (connections) Warnings() []string   { return nil }
 
 // keptListeners are the listening sockets of sluice-loadbalancer, which survive its restart.
 type keptListeners struct{ *listeners.Store }
@@ -372,6 +356,7 @@ func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, c
 		Lifecycle: c, PolicyEvents: changed, Devices: d.Devices, Host: d.Node.Host, Programs: d.Kernel,
 		FollowConntrack: d.Services != nil, Ranges: d.Ranges, AuditInterval: cfg.Audit.Interval, Repair: cfg.Audit.Repair, Log: a.log,
 		Overlay: cluster.Mode(cfg.Routing.Mode) == cluster.Overlay, Phase: a.phase,
+		Follow: a.owners, Allocator: a.allocator, Identities: a.naming, Spool: a.spool,
 	}
 	if !cfg.ValidateOnly { // with validateOnly, maps are private to this process
 		o.Lifecycle.Tables = maps.AuditTables
@@ -402,6 +387,14 @@ func (d *datapath) restore(ctx context.Context) error {
 func (d *datapath) tasks() (all []work.Task) {
 	for _, s := range d.subjects {
 		all = append(all, s.Tasks()...)
+	}
+	return all
+}
+
+// shown returns what the server shows of all parts.
+func (d *datapath) shown() (all []server.Subject) {
+	for _, s := range d.subjects {
+		all = append(all, s)
 	}
 	return all
 }

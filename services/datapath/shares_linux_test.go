@@ -55,7 +55,7 @@ func TestKernelSharesNameTheEndpointThatFillsABound(t *testing.T) {
 	}
 	ask(modest)
 	list := func(tenant string) map[string]*sharesv1.ListSharesResponse {
-		s := &server.Server{Endpoints: w.node.Endpoints.Parts, Bounds: w.node.Kernel.Bounds, Budgets: w.node.Collector}
+		s := server.New(server.Options{Subjects: w.node.shown()})
 		stream := &shareStream{got: map[string]*sharesv1.ListSharesResponse{}}
 		if err := s.ListShares(&sharesv1.ListSharesRequest{Tenant: tenant}, stream); err != nil {
 			t.Fatal(err)

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/underlay"
+	"github.com/sluice-net/sluice/services/datapath/internal/server"
 )
 
 // throughDevice returns how many packets the tunnel device of a node has sent and received.
@@ -55,7 +56,7 @@ func (n *routed) throughDevice() (packets uint64) {
 func (n *routed) bypasses(why string) {
 	n.t.Helper()
 	servicetest.EventuallyNil(n.t, "the path of tunnel packets", func() error {
-		r := podRouting(n.node.Node.Router.State(), nil)
+		r := server.PodRouting(n.node.Node.Router.State(), nil)
 		if len(r.GetTunnelPaths()) != 1 {
 			return fmt.Errorf("paths %v, warnings %v", r, n.node.Node.Host.Warnings())
 		}
@@ -176,15 +177,15 @@ func TestBypassedRulesAreNamedOnlyWhilePacketsBypassThem(t *testing.T) {
 	peer.Paths[0].MTU = 1500
 	s := routing.State{Mode: cluster.Overlay, Shortcut: true, Peers: []routing.PeerState{peer}}
 	rules := []string{"rule 4"}
-	if r := podRouting(s, rules); !slices.Equal(r.GetBypassedRules(), rules) {
+	if r := server.PodRouting(s, rules); !slices.Equal(r.GetBypassedRules(), rules) {
 		t.Errorf("%v, want the rules", r)
 	}
 	s.Closed = "xfrm policies: 1 in"
-	if r := podRouting(s, rules); len(r.GetBypassedRules()) > 0 {
+	if r := server.PodRouting(s, rules); len(r.GetBypassedRules()) > 0 {
 		t.Errorf("%v, want no rules", r)
 	}
 	s.Closed, s.Peers[0].Direct, s.Peers[0].Device = "", false, "the tunnel uses IPv6"
-	if r := podRouting(s, rules); len(r.GetBypassedRules()) > 0 {
+	if r := server.PodRouting(s, rules); len(r.GetBypassedRules()) > 0 {
 		t.Errorf("%v, want no rules", r)
 	}
 }

@@ -22,17 +22,6 @@ func (k *Kernel) Dump(name string, visit func(key, value string) error) error {
 	return k.dump(name, nil, visit)
 }
 
-// Dumper dumps maps with the names of nodes next to their IDs.
-type Dumper struct {
-	*Kernel
-	NodeName func(id uint16) string // "" if unknown
-}
-
-// Dump is like Kernel.Dump, but adds the names of nodes.
-func (d Dumper) Dump(name string, visit func(key, value string) error) error {
-	return d.dump(name, d.NodeName, visit)
-}
-
 func (k *Kernel) dump(name string, nodeName func(uint16) string, visit func(key, value string) error) error {
 	m, err := k.Pins.Borrow(name)
 	if err != nil {

@@ -103,6 +103,35 @@ func (o *Observation) EndOf(a netip.Addr) (end flow.End, id uint32, node uint16)
 	return flow.End{}, uint32(o.worlds[0]), 0
 }
 
+// EventRing returns the last events.
+func (o *Observation) EventRing() *observe.Ring { return o.Ring }
+
+// Explain explains what happens to a connection; it returns explain.ErrNotLocal if neither end is an endpoint.
+func (o *Observation) Explain(t conntrack.Tuple) (explain.Explanation, error) {
+	return o.Explainer.Explain(t)
+}
+
+// ListConnections calls visit once for each tracked connection that matches the filter. The argument of visit is only
+// valid during the call.
+func (o *Observation) ListConnections(
+	ctx context.Context, f conntrack.Filter, visit func(*conntrackview.Connection) error,
+) error {
+	return o.Tracked.List(ctx, f, visit)
+}
+
+// FlushConnections removes the connections that match the filter. With validateOnly it only counts them.
+func (o *Observation) FlushConnections(
+	ctx context.Context, f conntrack.Filter, validateOnly bool,
+) (conntrack.Flushed, error) {
+	return o.Tracked.Flush(ctx, f, validateOnly)
+}
+
+// PacketCounters returns the packets and bytes that the programs counted.
+func (o *Observation) PacketCounters() ([]event.Counter, error) { return o.events.Metrics() }
+
+// LostEvents counts the events that the kernel dropped.
+func (o *Observation) LostEvents() (uint64, error) { return o.events.Lost() }
+
 // Tasks returns the background work.
 func (o *Observation) Tasks() []work.Task {
 	return []work.Task{{Name: "events", Run: func(ctx context.Context) error {

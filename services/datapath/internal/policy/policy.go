@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/work"
+	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/record"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/learned"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policyhistory"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policystream"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
@@ -54,12 +56,13 @@ type Policy struct {
 	Modes   *auditmode.Modes // nil without Options.Audits
 	learned *learned.Reporter
 	wait    bool // new endpoints wait for their tables
+	audit   bool // all endpoints are in audit mode
 }
 
 // Open adopts the tables in the kernel and the audit modes that have not expired. Enforcement does not change before
 // the tasks run.
 func Open(o Options) (*Policy, error) {
-	p := &Policy{wait: o.Wait, Applier: policysync.New(policysync.Config{
+	p := &Policy{wait: o.Wait, audit: o.Audit, Applier: policysync.New(policysync.Config{
 		Name: o.Name, Kernel: o.Kernel, Addresses: o.Addresses, Service: o.Service, Memory: o.Memory, Timeout: o.Timeout,
 		Wait: o.Wait, Audit: o.Audit, Linger: o.Linger, Changed: o.Changed, Log: o.Log,
 	})}
@@ -128,6 +131,24 @@ func (p *Policy) Awaits() []work.Await {
 	}
 	return []work.Await{{What: "the policy tables of sluice-policy", Done: p.Applier.Synced()}}
 }
+
+// Status describes the tables in the kernel and the stream of sluice-policy.
+func (p *Policy) Status() policysync.Status { return p.Applier.Status() }
+
+// Shares returns what tenants use of the tables' capacity.
+func (p *Policy) Shares() []shares.Usage { return p.Applier.Shares() }
+
+// History returns the policies of the endpoints' current and last epochs.
+func (p *Policy) History() *policyhistory.History { return &p.Applier.History }
+
+// AuditModes returns the audit modes; nil without Options.Audits.
+func (p *Policy) AuditModes() *auditmode.Modes { return p.Modes }
+
+// Required reports whether new endpoints wait for their tables.
+func (p *Policy) Required() bool { return p.wait }
+
+// AuditsAll reports whether the configuration puts every endpoint in audit mode.
+func (p *Policy) AuditsAll() bool { return p.audit }
 
 // Warnings name the endpoints in audit mode.
 func (p *Policy) Warnings() []string {

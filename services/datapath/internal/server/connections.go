@@ -24,11 +24,11 @@ import (
 
 // Tracked are the connections that the kernel tracks.
 type Tracked interface {
-	// List calls visit once for each connection that matches the filter. The argument of visit is only valid during the
+	// ListConnections calls visit once for each connection that matches the filter. The argument of visit is only valid during the
 	// call.
-	List(ctx context.Context, f conntrack.Filter, visit func(*conntrackview.Connection) error) error
-	// Flush removes the connections that match the filter. With validateOnly it only counts them.
-	Flush(ctx context.Context, f conntrack.Filter, validateOnly bool) (conntrack.Flushed, error)
+	ListConnections(ctx context.Context, f conntrack.Filter, visit func(*conntrackview.Connection) error) error
+	// FlushConnections removes the connections that match the filter. With validateOnly it only counts them.
+	FlushConnections(ctx context.Context, f conntrack.Filter, validateOnly bool) (conntrack.Flushed, error)
 }
 
 // ListConnections implements the API.
@@ -42,7 +42,7 @@ func (s *Server) ListConnections(
 	var last *datapathv1.ListConnectionsResponse // sent only when it is known whether another one follows
 	var sent error                               // an error of the stream already has a status
 	count, limit := uint64(0), uint64(r.GetLimit())
-	err = s.Tracked.List(stream.Context(), f, func(c *conntrackview.Connection) error {
+	err = s.Tracked.ListConnections(stream.Context(), f, func(c *conntrackview.Connection) error {
 		if count++; limit != 0 && count > limit {
 			last.OmittedConnectionCount++
 			return nil
@@ -75,7 +75,7 @@ func (s *Server) FlushConnections(
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	done, err := s.Tracked.Flush(ctx, f, r.GetValidateOnly())
+	done, err := s.Tracked.FlushConnections(ctx, f, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(fmt.Errorf("flush failed after %d connections: %w", done.Removed, err))
 	}

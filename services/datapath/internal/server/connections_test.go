@@ -30,7 +30,7 @@ type table struct {
 	flushes     int
 }
 
-func (f *table) List(_ context.Context, filter conntrack.Filter, visit func(*conntrackview.Connection) error) error {
+func (f *table) ListConnections(_ context.Context, filter conntrack.Filter, visit func(*conntrackview.Connection) error) error {
 	f.filter = filter
 	for i := range f.connections {
 		if err := visit(&f.connections[i]); err != nil {
@@ -40,7 +40,7 @@ func (f *table) List(_ context.Context, filter conntrack.Filter, visit func(*con
 	return nil
 }
 
-func (f *table) Flush(_ context.Context, filter conntrack.Filter, _ bool) (conntrack.Flushed, error) {
+func (f *table) FlushConnections(_ context.Context, filter conntrack.Filter, _ bool) (conntrack.Flushed, error) {
 	f.filter = filter
 	f.flushes++
 	return conntrack.Flushed{Removed: 4, Terminated: 3, Unremembered: 2, Busy: 1}, nil

@@ -9,19 +9,10 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 )
 
 // EndpointsPart describes the endpoints of the node.
-type EndpointsPart struct {
-	Report *lifecycle.Report
-	Ranges *podrange.Set // of the node's pods
-	// Owners is the stream of the desired identities of endpoints.
-	Owners interface {
-		State() (complete bool, err error)
-	}
-}
+type EndpointsPart struct{ Endpoints }
 
 var (
 	endpointsDesc     = desc("endpoints", "Endpoints by state.", "state")
@@ -37,14 +28,14 @@ var (
 )
 
 func (p EndpointsPart) report(r *report) error {
-	n := p.Report.Counts()
+	n, ranges := p.Calls().Report.Counts(), p.PodRanges()
 	r.warn(n.BadRecords...)
 	r.warn(n.Unrepaired...)
 	r.warn(n.Waiting...)
 	r.AttachmentRepairs, r.DeviceRepairs, r.NodeRepairs = n.Repairs, n.DeviceRepairs, n.NodeRepairs
 	r.PendingReleases = uint32(n.PendingReleases)
-	r.NodeAddresses = wire.Addresses(p.Ranges.NodeAddrs())
-	for _, c := range p.Ranges.All() {
+	r.NodeAddresses = wire.Addresses(ranges.NodeAddrs())
+	for _, c := range ranges.All() {
 		r.PodPrefixes = append(r.PodPrefixes, c.String())
 	}
 	for state := endpoint.Restoring; state <= endpoint.Damaged; state++ {
@@ -52,7 +43,7 @@ func (p EndpointsPart) report(r *report) error {
 			State: protoState(state), Count: uint32(n.ByState[state]),
 		})
 	}
-	complete, err := p.Owners.State()
+	complete, err := p.IdentityStream()
 	r.IdentityStream = &datapathv1.IdentityStream{
 		Complete: complete, Changed: n.Relabels, Pending: uint32(n.PendingRelabels),
 	}
@@ -70,7 +61,7 @@ func (EndpointsPart) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (p EndpointsPart) Collect(ch chan<- prometheus.Metric) {
-	n := p.Report.Counts()
+	n := p.Calls().Report.Counts()
 	for s := endpoint.Restoring; s <= endpoint.Damaged; s++ {
 		gauge(ch, endpointsDesc, float64(n.ByState[s]), s.String())
 	}

@@ -20,8 +20,8 @@ import (
 
 // Services reads the services that the kernel translates.
 type Services interface {
-	List() ([]servicemap.Frontend, error)
-	Counts() (servicemap.Counts, error)
+	ListFrontends() ([]servicemap.Frontend, error)
+	CountFrontends() (servicemap.Counts, error)
 }
 
 // Backends counts the connections of backends.
@@ -60,7 +60,7 @@ func (s *Server) ListBackendConnections(
 func (s *Server) ListFrontends(
 	_ *datapathv1.ListFrontendsRequest, stream grpc.ServerStreamingServer[datapathv1.ListFrontendsResponse],
 ) error {
-	fs, err := s.Services.List()
+	fs, err := s.Services.ListFrontends()
 	if err != nil {
 		return statusOf(err)
 	}

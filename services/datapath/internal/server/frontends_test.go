@@ -29,8 +29,8 @@ import (
 // translated are the frontends in a kernel.
 type translated []servicemap.Frontend
 
-func (t translated) List() ([]servicemap.Frontend, error) { return t, nil }
-func (t translated) Counts() (servicemap.Counts, error) {
+func (t translated) ListFrontends() ([]servicemap.Frontend, error) { return t, nil }
+func (t translated) CountFrontends() (servicemap.Counts, error) {
 	return servicemap.Counts{Frontends: len(t), Backends: 2, Resting: 3}, nil
 }
 

@@ -18,12 +18,7 @@ import (
 )
 
 // PacketsPart describes the packets that the programs counted.
-type PacketsPart struct {
-	Events interface {
-		Metrics() ([]event.Counter, error)
-		Lost() (uint64, error)
-	}
-}
+type PacketsPart struct{ Packets }
 
 var (
 	packetsDesc = desc("packets_total", "Packets by reason and direction, since the maps were created.", "reason",
@@ -34,7 +29,7 @@ var (
 )
 
 func (p PacketsPart) packets() ([]event.Counter, error) {
-	counters, err := p.Events.Metrics()
+	counters, err := p.PacketCounters()
 	if err != nil {
 		return nil, fmt.Errorf("read counters: %w", err)
 	}
@@ -46,7 +41,7 @@ func (p PacketsPart) report(r *report) (err error) {
 	if err != nil {
 		return err
 	}
-	if r.EventsLost, err = p.Events.Lost(); err != nil {
+	if r.EventsLost, err = p.LostEvents(); err != nil {
 		return fmt.Errorf("read lost events: %w", err)
 	}
 	for _, c := range counters {
@@ -74,7 +69,7 @@ func (p PacketsPart) Collect(ch chan<- prometheus.Metric) {
 		counter(ch, packetsDesc, c.Packets, labels...)
 		counter(ch, bytesDesc, c.Bytes, labels...)
 	}
-	if lost, err := p.Events.Lost(); err == nil {
+	if lost, err := p.LostEvents(); err == nil {
 		counter(ch, lostDesc, lost)
 	}
 }
@@ -142,6 +137,19 @@ type Connections struct {
 	Collected                                    time.Duration // how long the last collection took
 	EvictedAt                                    time.Time     // when new evictions were last found; zero: never in this run
 	OutsideSpent                                 time.Time     // when the external budget was last spent; zero: never in this run
+}
+
+// connectionsIn returns the counts of a subject.
+func connectionsIn(x ConnectionCounts) (Connections, error) {
+	c, last, stopped, err := x.CountConnections()
+	if err != nil {
+		return Connections{}, err
+	}
+	return Connections{
+		LiveIPv4: uint64(last.Live[0]), LiveIPv6: uint64(last.Live[1]), Created: c.Created, Revoked: c.Revoked, Expired: c.Expired,
+		Evicted: last.Evicted, PickedUp: c.PickedUp, Reevaluated: c.Reevaluated, Related: c.Related, Unremembered: c.Unremembered,
+		PickUpStopped: stopped, Collected: last.Took, EvictedAt: last.EvictedAt, OutsideSpent: last.OutsideSpent,
+	}, nil
 }
 
 // lossNews is the time for which a warning is shown after evictions or exhausted budgets were found.

@@ -73,6 +73,6 @@ func (s *Server) findBackends(c *flow.Criteria) {
 	if len(c.Services) == 0 || s.Services == nil {
 		return
 	}
-	b := &backends{services: c.Services, list: s.Services.List, now: time.Now}
+	b := &backends{services: c.Services, list: s.Services.ListFrontends, now: time.Now}
 	c.Backend = b.has
 }

@@ -10,7 +10,13 @@ import (
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 )
+
+type noBounds struct{}
+
+func (noBounds) SharedBounds() *bound.Bounds { return nil }
 
 // TestMetricsAreThoseOfTheDocumentation compares the metrics with the documentation.
 func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
@@ -22,21 +28,37 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?m)^\\| `(sluice_datapath_[a-z_]+)`").FindAllStringSubmatch(string(page), -1) {
 		documented = append(documented, m[1])
 	}
-	s := &Server{Parts: []Part{
-		EndpointsPart{},
-		PacketsPart{},
-		MapsPart{},
-		ConnectionsPart{},
-		BoundsPart{},
-		ClusterPart{},
-		ServicesPart{},
-		ProbesPart{},
-		ProxiesPart{},
-		RoutingPart{},
-		&PolicyPart{},
-	}}
+	type subject = warning
+	all := collectors(parts([]Subject{
+		struct {
+			subject
+			Endpoints
+		}{},
+		struct {
+			subject
+			Packets
+		}{},
+		struct {
+			subject
+			MapUsages
+			ConnectionCounts
+			Bounds
+		}{Bounds: noBounds{}},
+		struct {
+			subject
+			Cluster
+		}{},
+		struct {
+			subject
+			Frontends
+		}{},
+		struct {
+			subject
+			Proxy
+		}{},
+	}, &PolicyPart{}))
 	ch := make(chan *prometheus.Desc, 128)
-	s.Metrics().Describe(ch)
+	all.Describe(ch)
 	close(ch)
 	for d := range ch {
 		name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())[1]
@@ -48,7 +70,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	if !slices.Equal(documented, exported) {
 		t.Errorf("documented %v\nexported   %v", documented, exported)
 	}
-	if err := prometheus.NewRegistry().Register(s.Metrics()); err != nil {
+	if err := prometheus.NewRegistry().Register(all); err != nil {
 		t.Errorf("register the metrics of all parts: %v", err)
 	}
 }

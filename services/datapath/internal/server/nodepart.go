@@ -4,25 +4,21 @@
 package server
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	"github.com/sluice-net/sluice/services/datapath/internal/node"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/cluster"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
 
 // ClusterStream is the state of this node's view of the other nodes.
-type ClusterStream struct {
-	// Unpublished counts creations that returned before other nodes had the addresses, in modes that wait for that.
-	Unpublished uint64
-	cluster.State
-	Prefixes, Waiting int   // prefixes of the cluster in the ipcache, and how many of them wait for their identity
-	Resting           int   // node IDs in quarantine
-	Numbers           error // error of reading or writing their file
-	Registration      error // why the current state of the node is not registered
-}
+type ClusterStream node.ClusterState
 
 // maxRefused limits the number of reported invalid entries of the cluster.
 const maxRefused = 16
@@ -118,13 +114,53 @@ func (RoutingPart) Describe(chan<- *prometheus.Desc) {}
 // Collect implements prometheus.Collector.
 func (RoutingPart) Collect(chan<- prometheus.Metric) {}
 
-// ProbesPart describes the paths to other nodes that are probed.
+// routingOf returns how packets travel between pods of this node and of others; nil if they do not.
+func routingOf(x Cluster) *datapathv1.PodRouting {
+	state, bypassed, ok := x.PodRouting()
+	if !ok {
+		return nil
+	}
+	return PodRouting(state, bypassed)
+}
+
+// PodRouting describes how packets between pods of two nodes travel; bypassed are the firewall rules about the tunnel's
+// port.
+func PodRouting(s routing.State, bypassed []string) *datapathv1.PodRouting {
+	r := &datapathv1.PodRouting{Mode: string(s.Mode), ByStack: s.ByStack, Reason: s.Why}
+	if s.Mode != cluster.Overlay {
+		return r
+	}
+	r.Reason = s.Closed
+	if !s.Shortcut {
+		r.Reason = "routing.shortcut is off"
+	}
+	for _, p := range s.Peers {
+		if p.Paths[0].MTU == 0 && p.Paths[1].MTU == 0 {
+			continue // not reachable, which a warning says
+		}
+		path := &datapathv1.TunnelPath{Node: p.Name, BypassesDevice: r.Reason == "" && p.Direct}
+		if path.BypassesDevice {
+			r.BypassedRules = bypassed
+		} else {
+			path.Reason = cmp.Or(r.Reason, p.Device)
+		}
+		r.TunnelPaths = append(r.TunnelPaths, path)
+	}
+	slices.SortFunc(r.TunnelPaths, func(a, b *datapathv1.TunnelPath) int { return cmp.Compare(a.Node, b.Node) })
+	return r
+}
+
+// ProbesPart describes the paths to other nodes, if they are probed.
 type ProbesPart struct {
-	State func() probe.State
+	State func() (state probe.State, ok bool)
 }
 
 func (p ProbesPart) report(r *report) error {
-	probes, troubles := nodeProbes(p.State())
+	state, ok := p.State()
+	if !ok {
+		return nil
+	}
+	probes, troubles := nodeProbes(state)
 	r.NodeProbes = probes
 	r.warn(troubles...)
 	return nil
@@ -134,4 +170,8 @@ func (p ProbesPart) report(r *report) error {
 func (ProbesPart) Describe(ch chan<- *prometheus.Desc) { describe(ch, probeDescs.all()...) }
 
 // Collect implements prometheus.Collector.
-func (p ProbesPart) Collect(ch chan<- prometheus.Metric) { probeDescs.collect(ch, p.State()) }
+func (p ProbesPart) Collect(ch chan<- prometheus.Metric) {
+	if state, ok := p.State(); ok {
+		probeDescs.collect(ch, state)
+	}
+}

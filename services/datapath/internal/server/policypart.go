@@ -9,20 +9,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/sluice-net/sluice/model/shares"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
-	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
 )
 
 // PolicyPart describes the policies and the audit modes.
 type PolicyPart struct {
-	// Tables maintains the policy tables.
-	Tables interface {
-		Status() policysync.Status
-		Shares() []shares.Usage
-	}
+	Tables   Tables
 	Modes    *auditmode.Modes
 	Report   *lifecycle.Report
 	Required bool // ADD needs the policy service

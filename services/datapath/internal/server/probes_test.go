@@ -95,7 +95,7 @@ func TestStatusOfManyPathsIsBounded(t *testing.T) {
 // TestProbeMetricsAreSums tests that no series belongs to a single node.
 func TestProbeMetricsAreSums(t *testing.T) {
 	r := prometheus.NewRegistry()
-	r.MustRegister(ProbesPart{probed})
+	r.MustRegister(ProbesPart{func() (probe.State, bool) { return probed(), true }})
 	families, err := r.Gather()
 	if err != nil {
 		t.Fatal(err)

@@ -58,10 +58,8 @@ func ProxyReply(r proxy.Reply) ([]byte, error) {
 	return message, nil
 }
 
-// ProxiesPart describes the proxies.
-type ProxiesPart struct {
-	Proxies []Proxy
-}
+// ProxyPart describes a kind of proxy.
+type ProxyPart struct{ Proxy }
 
 // Proxy is a kind of proxy.
 type Proxy interface {
@@ -82,57 +80,53 @@ var (
 	proxyReplacedDesc = desc("proxy_replaced_total", "Attached proxies that another process replaced.", "proxy")
 )
 
-func (p ProxiesPart) report(r *report) error {
-	for _, one := range p.Proxies {
-		s, err := one.Status()
-		if err != nil {
-			return err
-		}
-		m := &datapathv1.ProxyStatus{
-			Proxy: netv1.Proxy(s.Kind), Attached: s.Attached, Pid: uint32(max(s.PID, 0)), Device: s.Device, Problem: s.Problem,
-			Attachments: s.Attachments, TcpDevice: s.TCP.Device, TcpAttached: s.TCP.Attached, TcpWaiting: s.TCP.Waiting,
-			TcpProblem: s.TCP.Problem,
-		}
-		if s.Attached {
-			m.AttachedSince = timestamppb.New(s.Since)
-		}
-		if s.HeartbeatAge >= 0 {
-			m.HeartbeatAge = durationpb.New(s.HeartbeatAge)
-		}
-		r.Proxies = append(r.Proxies, m)
+func (p ProxyPart) report(r *report) error {
+	s, err := p.Status()
+	if err != nil {
+		return err
 	}
+	m := &datapathv1.ProxyStatus{
+		Proxy: netv1.Proxy(s.Kind), Attached: s.Attached, Pid: uint32(max(s.PID, 0)), Device: s.Device, Problem: s.Problem,
+		Attachments: s.Attachments, TcpDevice: s.TCP.Device, TcpAttached: s.TCP.Attached, TcpWaiting: s.TCP.Waiting,
+		TcpProblem: s.TCP.Problem,
+	}
+	if s.Attached {
+		m.AttachedSince = timestamppb.New(s.Since)
+	}
+	if s.HeartbeatAge >= 0 {
+		m.HeartbeatAge = durationpb.New(s.HeartbeatAge)
+	}
+	r.Proxies = append(r.Proxies, m)
 	return nil
 }
 
 // Describe implements prometheus.Collector.
-func (ProxiesPart) Describe(ch chan<- *prometheus.Desc) {
+func (ProxyPart) Describe(ch chan<- *prometheus.Desc) {
 	describe(ch, proxyDesc, proxySinceDesc, proxyHeartbeatDesc, proxyUsableDesc, proxyTCPDesc, proxyTriesDesc,
 		proxyReplacedDesc)
 }
 
 // Collect implements prometheus.Collector.
-func (p ProxiesPart) Collect(ch chan<- prometheus.Metric) {
-	for _, one := range p.Proxies {
-		s, err := one.Status()
-		if err != nil {
-			ch <- prometheus.NewInvalidMetric(proxyDesc, err)
-			continue
-		}
-		kind := s.Kind.String()
-		gauge(ch, proxyDesc, oneIf(s.Attached), kind)
-		gauge(ch, proxyUsableDesc, oneIf(s.Problem == ""), kind)
-		gauge(ch, proxyTCPDesc, oneIf(s.TCP.Attached), kind)
-		if s.Attached {
-			gauge(ch, proxySinceDesc, float64(s.Since.UnixNano())/1e9, kind)
-		}
-		if s.HeartbeatAge >= 0 {
-			gauge(ch, proxyHeartbeatDesc, s.HeartbeatAge.Seconds(), kind)
-		}
-		counter(ch, proxyTriesDesc, s.Attachments, kind, "attached")
-		counter(ch, proxyTriesDesc, s.Failed, kind, "failed")
-		counter(ch, proxyTriesDesc, s.Refused, kind, "refused")
-		counter(ch, proxyReplacedDesc, s.Replaced, kind)
+func (p ProxyPart) Collect(ch chan<- prometheus.Metric) {
+	s, err := p.Status()
+	if err != nil {
+		ch <- prometheus.NewInvalidMetric(proxyDesc, err)
+		return
 	}
+	kind := s.Kind.String()
+	gauge(ch, proxyDesc, oneIf(s.Attached), kind)
+	gauge(ch, proxyUsableDesc, oneIf(s.Problem == ""), kind)
+	gauge(ch, proxyTCPDesc, oneIf(s.TCP.Attached), kind)
+	if s.Attached {
+		gauge(ch, proxySinceDesc, float64(s.Since.UnixNano())/1e9, kind)
+	}
+	if s.HeartbeatAge >= 0 {
+		gauge(ch, proxyHeartbeatDesc, s.HeartbeatAge.Seconds(), kind)
+	}
+	counter(ch, proxyTriesDesc, s.Attachments, kind, "attached")
+	counter(ch, proxyTriesDesc, s.Failed, kind, "failed")
+	counter(ch, proxyTriesDesc, s.Refused, kind, "refused")
+	counter(ch, proxyReplacedDesc, s.Replaced, kind)
 }
 
 func oneIf(yes bool) float64 {

@@ -53,7 +53,7 @@ func TestStatusDescribesTheProxies(t *testing.T) {
 		}},
 	} {
 		r := &report{GetStatusResponse: &datapathv1.GetStatusResponse{}}
-		if err := (ProxiesPart{Proxies: []Proxy{fixedProxy(c.is)}}).report(r); err != nil {
+		if err := (ProxyPart{fixedProxy(c.is)}).report(r); err != nil {
 			t.Fatal(err)
 		}
 		if len(r.Proxies) != 1 || !proto.Equal(r.Proxies[0], c.want) {
@@ -88,7 +88,7 @@ func TestMetricsDescribeTheProxies(t *testing.T) {
 		}, connections(0, 0, 0)},
 	} {
 		r := prometheus.NewPedanticRegistry()
-		if err := r.Register(collectors{ProxiesPart{Proxies: []Proxy{fixedProxy(c.is)}}}); err != nil {
+		if err := r.Register(collectors{ProxyPart{fixedProxy(c.is)}}); err != nil {
 			t.Fatal(err)
 		}
 		families, err := r.Gather()

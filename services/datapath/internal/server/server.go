@@ -24,15 +24,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
-	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
-
-// Subject is a part of the process, as the server sees it.
-type Subject interface {
-	// Warnings lists problems that an operator has to look at although ADD works, one line each.
-	Warnings() []string
-}
 
 // Server implements the services of the datapath.
 type Server struct {
@@ -59,9 +52,7 @@ type Server struct {
 	// Backends counts connections; nil: services are not translated.
 	Backends Backends
 	// Ranges are the node's pod ranges.
-	Ranges *podrange.Set
-	// Keeper changes the pod ranges; nil: they are configured.
-	Keeper *podrange.Keeper
+	Ranges PodRanges
 	// Policy describes the policies; nil in policy mode none.
 	Policy *PolicyPart
 	// Records reports whether endpoint records can be written.
@@ -89,6 +80,46 @@ type Server struct {
 	unready time.Time // guarded by mu; since when no ADD can be served
 	// Process describes the configuration of this process.
 	Process wire.Process
+}
+
+// Options are what the server needs beside the subjects.
+type Options struct {
+	// Process describes the configuration of this process.
+	Process wire.Process
+	Facts   Facts
+	Called  Called
+	// Named returns the name that identity registered this node under, empty if it is unknown.
+	Named func() string
+	// Records reports whether endpoint records can be written.
+	Records interface{ Err() error }
+	// Labels looks up the labels of identities that no endpoint of this node has.
+	Labels observe.LabelSource
+	// Subjects contribute to status, metrics and calls.
+	Subjects []Subject
+}
+
+// New returns a server of the subjects.
+func New(o Options) *Server {
+	of := o.Subjects
+	endpoints := find[Endpoints](of)
+	calls := endpoints.Calls()
+	var policy *PolicyPart
+	var rules Rules
+	if p := find[Policy](of); p != nil {
+		policy = &PolicyPart{
+			Tables: p, Modes: p.AuditModes(), Report: calls.Report, Required: p.Required(), Audit: p.AuditsAll(),
+		}
+		rules = p.History()
+	}
+	return &Server{
+		Process: o.Process, Facts: o.Facts, Called: o.Called, Named: o.Named, Records: o.Records,
+		Labels:   &observe.Labels{Local: calls.Report.LabelsOf, Source: o.Labels},
+		Subjects: of, Parts: parts(of, policy), Policy: policy, Rules: rules,
+		Endpoints: calls, Ranges: endpoints,
+		Ring: find[Events](of).EventRing(), Ends: find[Ends](of), Explainer: find[Explainer](of), Tracked: find[Tracked](of),
+		Maps: find[Maps](of), Bounds: find[Bounds](of).SharedBounds(), Budgets: find[Budgets](of),
+		Services: find[Services](of), Backends: find[Backends](of), NameOf: find[Cluster](of).Name,
+	}
 }
 
 // Register registers the services.

@@ -3,18 +3,11 @@
 
 package server
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-
-	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // ServicesPart describes the services that are translated.
 type ServicesPart struct {
-	// Frontends is the stream of services.
-	Frontends interface{ Status() frontendstream.Status }
-	// Ender ends sockets of removed backends.
-	Ender interface{ Ended() uint64 }
+	Frontends
 	// Kernel reads the services that the kernel translates.
 	Kernel Services
 }
@@ -35,8 +28,8 @@ var (
 )
 
 func (p ServicesPart) report(r *report) error {
-	st := p.Frontends.Status()
-	counts, err := p.Kernel.Counts()
+	st := p.FrontendStatus()
+	counts, err := p.Kernel.CountFrontends()
 	if err != nil {
 		return err
 	}
@@ -54,8 +47,8 @@ func (ServicesPart) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (p ServicesPart) Collect(ch chan<- prometheus.Metric) {
-	st := p.Frontends.Status()
-	n, err := p.Kernel.Counts()
+	st := p.FrontendStatus()
+	n, err := p.Kernel.CountFrontends()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(frontendsDesc, err)
 		return
@@ -67,5 +60,5 @@ func (p ServicesPart) Collect(ch chan<- prometheus.Metric) {
 	gauge(ch, serviceEndedDesc, float64(st.Ended))
 	gauge(ch, refusedFrontendsDesc, float64(len(st.Refused())))
 	gauge(ch, earlierDesc, float64(st.Earlier))
-	counter(ch, endedSocketsDesc, p.Ender.Ended())
+	counter(ch, endedSocketsDesc, p.Ended())
 }

@@ -173,11 +173,9 @@ func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
 		return appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, err)
 	}
 	all = appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, s.Called.IPAM.Writable(ctx))
-	var texts []string
-	if s.Keeper != nil {
-		texts = s.Keeper.Problems()
-	} else {
-		texts = differences(s.Ranges.All(), pools)
+	texts, ok := s.Ranges.RangeProblems()
+	if !ok {
+		texts = differences(s.Ranges.PodRanges().All(), pools)
 	}
 	for _, text := range texts {
 		all = append(all, problem(statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, text))

@@ -34,7 +34,7 @@ func (s *surroundings) Pools(context.Context) ([]endpoint.Pool, error) { return 
 
 func (s *surroundings) Err() error { return s.own }
 
-func (s *surroundings) State() (bool, error) { return s.identity == nil, s.identity }
+func (s *surroundings) IdentityStream() (bool, error) { return s.identity == nil, s.identity }
 
 func (s *surroundings) Ping(context.Context) error { return s.identity }
 
@@ -42,16 +42,28 @@ func (s *surroundings) Writable(context.Context) error { return s.ipamDisk }
 
 func (s *surroundings) Ready(context.Context) error { return s.store }
 
+// configured are endpoints whose pod ranges are configured.
+type configured struct {
+	*surroundings
+
+	parts  lifecycle.Parts
+	ranges *podrange.Set
+}
+
+func (c configured) Calls() lifecycle.Parts        { return c.parts }
+func (c configured) PodRanges() *podrange.Set      { return c.ranges }
+func (configured) RangeProblems() ([]string, bool) { return nil, false }
+
 // noLinks are the links of a node without devices.
 type noLinks struct{ endpoint.Links }
 
 // counted is a kernel whose counters are zero.
 type counted struct{}
 
-func (counted) Metrics() ([]event.Counter, error) { return nil, nil }
-func (counted) Lost() (uint64, error)             { return 0, nil }
-func usage() ([]pin.Usage, error)                 { return nil, nil }
-func connections() (Connections, error)           { return Connections{}, nil }
+func (counted) PacketCounters() ([]event.Counter, error) { return nil, nil }
+func (counted) LostEvents() (uint64, error)              { return 0, nil }
+func usage() ([]pin.Usage, error)                        { return nil, nil }
+func connections() (Connections, error)                  { return Connections{}, nil }
 
 func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 	const (
@@ -87,11 +99,12 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		"a range without a pool": {surroundings{pools: nil}, []statusv1.ProblemReason{settings}, false, "no pool 10.1.0.0/24"},
 	} {
 		endpoints, ranges := lifecycle.New(lifecycle.Config{Links: noLinks{}}), podrange.Of([]netip.Prefix{own}, false)
+		pods := configured{&c.around, endpoints, ranges}
 		s := &Server{
-			Endpoints: endpoints, Records: &c.around, Facts: Facts{Version: "v1"}, Ranges: ranges,
+			Endpoints: endpoints, Records: &c.around, Facts: Facts{Version: "v1"}, Ranges: pods,
 			Called: Called{IPAM: &c.around, Identity: &c.around}, Subjects: []Subject{warning("w")},
 			Parts: []Part{
-				EndpointsPart{Report: endpoints.Report, Ranges: ranges, Owners: &c.around},
+				EndpointsPart{pods},
 				PacketsPart{counted{}},
 				MapsPart{usage},
 				ConnectionsPart{connections},
@@ -103,8 +116,8 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 						Prefixes: 7, Waiting: 2, Resting: 1, Registration: c.around.identity,
 					}
 				}},
-				ProbesPart{func() probe.State {
-					return probe.State{Nodes: 1, Paths: []probe.Path{{Node: "b", Trouble: "no answer"}}}
+				ProbesPart{func() (probe.State, bool) {
+					return probe.State{Nodes: 1, Paths: []probe.Path{{Node: "b", Trouble: "no answer"}}}, true
 				}},
 			},
 		}

@@ -144,6 +144,9 @@ func (s *Services) Connections(ctx context.Context) ([]conntrack.Count, error) {
 	return counts, nil
 }
 
+// FrontendStatus describes the stream of sluice-loadbalancer.
+func (s *Services) FrontendStatus() frontendstream.Status { return s.Frontends.Status() }
+
 // Ended returns how many connected sockets were ended because their backend was removed.
 func (s *Services) Ended() uint64 { return s.ender.Ended() }
 

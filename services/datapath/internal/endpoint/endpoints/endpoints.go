@@ -52,11 +52,27 @@ type Options struct {
 	// address from a pod range.
 	Overlay bool
 
+	// Follow opens the stream of the identities that the endpoints should have; nil: they do not change.
+	Follow func(*lifecycle.Relabeller) IdentityStream
+	// Allocator is sluice-ipam, Identities is sluice-identity: the endpoints' allocations are reconciled with both when
+	// they answer again. If nil, they are not reconciled.
+	Allocator  endpoint.Connection
+	Identities endpoint.Service
+	// Spool has the deletions that the CNI plugin could not deliver; nil: none.
+	Spool *record.Spool
+
 	AuditInterval time.Duration
 	Repair        bool // repair differences, not only report them
 	// Phase runs and reports the long step of a start; if nil, the step only runs.
 	Phase func(name string, f func() error) error
 	Log   *slog.Logger
+}
+
+// IdentityStream follows the identities that the endpoints should have.
+type IdentityStream interface {
+	Run(ctx context.Context) error
+	// State reports whether the initial listing was received, and the last error of the stream.
+	State() (complete bool, err error)
 }
 
 // Endpoints manages the endpoints of one node.
@@ -66,6 +82,7 @@ type Endpoints struct {
 	Keeper  *podrange.Keeper // nil without Options.Source
 
 	o        Options
+	stream   IdentityStream // nil without Options.Follow
 	compared chan struct{}
 }
 
@@ -76,6 +93,9 @@ func Open(o Options) *Endpoints {
 	}
 	e := &Endpoints{Parts: lifecycle.New(o.Lifecycle), o: o, compared: make(chan struct{})}
 	e.Auditor = &Auditor{parts: e.Parts, host: o.Host, changes: o.Devices, log: o.Log}
+	if o.Follow != nil {
+		e.stream = o.Follow(e.Relabeller)
+	}
 	if o.Source != nil {
 		e.Keeper = podrange.New(podrange.Options{
 			Set: o.Ranges, Source: o.Source, Entries: o.Entries, Host: o.Host, Endpoints: e.Lifecycle, Log: o.Log,
@@ -157,6 +177,19 @@ func (e *Endpoints) Tasks() []work.Task {
 	if e.Keeper != nil {
 		tasks = append(tasks, work.Task{Name: "pod ranges", Run: e.Keeper.Run})
 	}
+	if e.stream != nil {
+		tasks = append(tasks, work.Task{Name: "identity stream", Run: e.stream.Run})
+	}
+	if e.o.Spool != nil {
+		tasks = append(tasks, work.Task{Name: "replay deletions", Run: func(ctx context.Context) error {
+			return e.Replay(ctx, e.o.Spool)
+		}})
+	}
+	if e.o.Allocator != nil && e.o.Identities != nil {
+		tasks = append(tasks, work.Task{Name: "reconcile", Run: func(ctx context.Context) error {
+			return e.Allocations.ReconcileLoop(ctx, e.o.Allocator, e.o.Identities)
+		}})
+	}
 	if e.o.FollowConntrack {
 		tasks = append(tasks, work.Task{Name: "conntrack of the host", Run: e.followConntrack})
 	}
@@ -198,6 +231,28 @@ func (e *Endpoints) Replay(ctx context.Context, s *record.Spool) error {
 	return work.Every(ctx, spoolInterval, e.o.Log, "replay deletions", func() error {
 		return s.Replay(ctx, e.Report, e.Lifecycle)
 	})
+}
+
+// Calls returns the parts that serve calls about endpoints.
+func (e *Endpoints) Calls() lifecycle.Parts { return e.Parts }
+
+// PodRanges returns the node's pod ranges.
+func (e *Endpoints) PodRanges() *podrange.Set { return e.o.Ranges }
+
+// RangeProblems lists the reasons why an ADD has to wait for pod ranges; ok is false if the ranges are configured.
+func (e *Endpoints) RangeProblems() (texts []string, ok bool) {
+	if e.Keeper == nil {
+		return nil, false
+	}
+	return e.Keeper.Problems(), true
+}
+
+// IdentityStream reports whether the desired identities of all endpoints are known, and the last error of their stream.
+func (e *Endpoints) IdentityStream() (complete bool, err error) {
+	if e.stream == nil {
+		return false, nil
+	}
+	return e.stream.State()
 }
 
 // Warnings name the endpoints whose host ports are not forwarded because loadBalancing.mode is off.

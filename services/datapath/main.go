@@ -239,7 +239,7 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 		cluster: called.cluster, registry: called.cluster, publisher: called.cluster,
 		numbers: filepath.Join(cfg.StateDir, "nodes.json"),
 		phase:   p.Phase,
-		owners:  called.owners, allocator: called.ipam, naming: called.identity, spool: record.OpenSpool(cfg.SpoolDir, p.Log),
+		owners:  called.owners, ipam: called.ipam, identity: called.identity, spool: record.OpenSpool(cfg.SpoolDir, p.Log),
 		hearing: called.cluster, beliefs: filepath.Join(cfg.StateDir, "belief.json"),
 		proxies:   func() (net.Listener, error) { return listenBeside(p, instance.ProxySocketName) },
 		listeners: func() (net.Listener, error) { return listenBeside(p, instance.ListenersSocketName) },

@@ -65,10 +65,10 @@ type around struct {
 	identities endpoint.Identities
 	records    endpoint.Records
 
-	owners    func(*lifecycle.Relabeller) endpoints.IdentityStream // nil: identities do not change
-	allocator endpoint.Connection                                  // sluice-ipam; nil: allocations are not reconciled
-	naming    endpoint.Service                                     // sluice-identity; nil: allocations are not reconciled
-	spool     *record.Spool                                        // nil: no deletions are spooled
+	owners   func(*lifecycle.Relabeller) endpoints.IdentityStream // nil: identities do not change
+	ipam     endpoint.Connection                                  // sluice-ipam; nil: allocations are not reconciled
+	identity endpoint.Service                                     // sluice-identity; nil: allocations are not reconciled
+	spool    *record.Spool                                        // nil: no deletions are spooled
 
 	policies      policystream.Service   // nil in policy mode none
 	names         learned.Service        // nil in policy mode none
@@ -105,6 +105,50 @@ type datapath struct {
 	subjects []subject // in the order in which their work begins
 	closers  []func() error
 }
+
+// subject is one subject of the process.
+type subject interface {
+	server.Subject
+	// Tasks returns the background work.
+	Tasks() []work.Task
+	// Awaits returns the events that must happen before the process is ready.
+	Awaits() []work.Await
+}
+
+// The compiler checks what each subject contributes to status, metrics and calls.
+var (
+	_ interface {
+		server.Endpoints
+	} = (*endpoints.Endpoints)(nil)
+	_ interface {
+		server.Policy
+	} = (*policy.Policy)(nil)
+	_ interface {
+		server.Frontends
+		server.Backends
+	} = (*services.Services)(nil)
+	_ interface {
+		server.Proxy
+	} = (*proxy.Proxy)(nil)
+	_ interface {
+		server.Cluster
+	} = (*nodes.Node)(nil)
+	_ interface {
+		server.Packets
+		server.Events
+		server.Ends
+		server.Tracked
+		server.Explainer
+	} = (*observation.Observation)(nil)
+	_ interface {
+		server.Maps
+		server.MapUsages
+		server.Bounds
+		server.Budgets
+		server.ConnectionCounts
+		server.Services
+	} = kernel.Subject{}
+)
 
 // open adopts or creates maps and programs and opens everything else. It does not change any endpoint.
 func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
@@ -356,7 +400,7 @@ func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, c
 		Lifecycle: c, PolicyEvents: changed, Devices: d.Devices, Host: d.Node.Host, Programs: d.Kernel,
 		FollowConntrack: d.Services != nil, Ranges: d.Ranges, AuditInterval: cfg.Audit.Interval, Repair: cfg.Audit.Repair, Log: a.log,
 		Overlay: cluster.Mode(cfg.Routing.Mode) == cluster.Overlay, Phase: a.phase,
-		Follow: a.owners, Allocator: a.allocator, Identities: a.naming, Spool: a.spool,
+		Follow: a.owners, Allocator: a.ipam, Identities: a.identity, Spool: a.spool,
 	}
 	if !cfg.ValidateOnly { // with validateOnly, maps are private to this process
 		o.Lifecycle.Tables = maps.AuditTables

@@ -17,7 +17,7 @@ import (
 type Subject struct {
 	*Kernel
 
-	Collector *conntrack.Collector   // nil with ValidateOnly: then no method but Dump may be called
+	Collector *conntrack.Collector   // nil with ValidateOnly, which has no background work and no server
 	NodeName  func(id uint16) string // "" if unknown
 }
 

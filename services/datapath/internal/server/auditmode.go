@@ -23,7 +23,7 @@ var errNoPolicies = errors.New("no policies are enforced: policy.mode is none")
 func (s *Server) SetAuditMode(
 	ctx context.Context, r *datapathv1.SetAuditModeRequest,
 ) (*datapathv1.SetAuditModeResponse, error) {
-	if s.Policy == nil {
+	if s.policy == nil {
 		return nil, statusOf(errNoPolicies)
 	}
 	lasts := r.GetDuration().AsDuration()
@@ -33,7 +33,7 @@ func (s *Server) SetAuditMode(
 	var of *endpoint.Endpoint
 	switch {
 	case r.GetOwner() != nil:
-		e, err := s.Endpoints.Report.Get(wire.OwnerOf(r.GetOwner()))
+		e, err := s.endpoints.Report.Get(wire.OwnerOf(r.GetOwner()))
 		if err == nil && (e.Slot == 0 || e.Created.IsZero()) {
 			err = fmt.Errorf("%s: %w that is published", e.Spec.Owner, endpoint.ErrNotFound)
 		}
@@ -48,16 +48,16 @@ func (s *Server) SetAuditMode(
 	switch {
 	case r.GetValidateOnly():
 	case of == nil:
-		err = s.Policy.Modes.SetNode(ctx, r.GetEnabled(), lasts)
+		err = s.policy.Modes.SetNode(ctx, r.GetEnabled(), lasts)
 	default:
-		err = s.Policy.Modes.Set(ctx, *of, r.GetEnabled(), lasts)
+		err = s.policy.Modes.Set(ctx, *of, r.GetEnabled(), lasts)
 	}
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	answer := &datapathv1.SetAuditModeResponse{Mode: s.Policy.mode()}
+	answer := &datapathv1.SetAuditModeResponse{Mode: s.policy.mode()}
 	if of != nil {
-		now, err := s.Endpoints.Report.Get(of.Spec.Owner)
+		now, err := s.endpoints.Report.Get(of.Spec.Owner)
 		if err != nil {
 			return nil, statusOf(err) // deleted meanwhile, together with its audit mode
 		}
@@ -69,10 +69,10 @@ func (s *Server) SetAuditMode(
 // endpoint converts an endpoint, including its audit mode.
 func (s *Server) endpoint(e endpoint.Endpoint) *datapathv1.Endpoint {
 	p := protoEndpoint(e)
-	if s.Policy == nil || p.GetPolicy() == nil || !e.Policy.Audit || s.Policy.Audit {
+	if s.policy == nil || p.GetPolicy() == nil || !e.Policy.Audit || s.policy.Audit {
 		return p
 	}
-	if until := s.Policy.Modes.Until(e); !until.IsZero() {
+	if until := s.policy.Modes.Until(e); !until.IsZero() {
 		p.Policy.AuditExpireTime = timestamppb.New(until)
 	}
 	return p

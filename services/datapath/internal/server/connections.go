@@ -42,7 +42,7 @@ func (s *Server) ListConnections(
 	var last *datapathv1.ListConnectionsResponse // sent only when it is known whether another one follows
 	var sent error                               // an error of the stream already has a status
 	count, limit := uint64(0), uint64(r.GetLimit())
-	err = s.Tracked.ListConnections(stream.Context(), f, func(c *conntrackview.Connection) error {
+	err = s.tracked.ListConnections(stream.Context(), f, func(c *conntrackview.Connection) error {
 		if count++; limit != 0 && count > limit {
 			last.OmittedConnectionCount++
 			return nil
@@ -75,7 +75,7 @@ func (s *Server) FlushConnections(
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	done, err := s.Tracked.FlushConnections(ctx, f, r.GetValidateOnly())
+	done, err := s.tracked.FlushConnections(ctx, f, r.GetValidateOnly())
 	if err != nil {
 		return nil, statusOf(fmt.Errorf("flush failed after %d connections: %w", done.Removed, err))
 	}
@@ -94,7 +94,7 @@ func isEmpty(f *datapathv1.ConnectionFilter) bool {
 // make the filter match too much.
 func (s *Server) connectionFilter(p *datapathv1.ConnectionFilter) (f conntrack.Filter, err error) {
 	for i, o := range p.GetOwners() {
-		e, err := s.Endpoints.Report.Get(wire.OwnerOf(o))
+		e, err := s.endpoints.Report.Get(wire.OwnerOf(o))
 		if err == nil && e.Slot == 0 {
 			err = fmt.Errorf("%s: %w that is published", e.Spec.Owner, endpoint.ErrNotFound)
 		}
@@ -186,7 +186,7 @@ func (s *Server) connectionEnd(end conntrack.End, addr netip.Addr) *datapathv1.C
 	}
 	p.EndpointIndex = uint32(end.Slot)
 	// another endpoint may have the endpoint ID by now
-	if e, ok := s.Endpoints.Report.HolderOf(addr); ok && e.Slot == end.Slot {
+	if e, ok := s.endpoints.Report.HolderOf(addr); ok && e.Slot == end.Slot {
 		p.Owner, p.Pod = wire.Owner(e.Spec.Owner), wire.Pod(e.Spec.Pod)
 	}
 	return p

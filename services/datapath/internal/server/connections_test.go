@@ -62,7 +62,7 @@ func (r *recorder[R]) Send(m *R) error {
 
 func TestConnectionFilterIsThatOfTheRequest(t *testing.T) {
 	f := &table{}
-	s := &Server{Tracked: f, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	s := &Server{tracked: f, endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	r, err := s.FlushConnections(t.Context(), &datapathv1.FlushConnectionsRequest{Filter: &datapathv1.ConnectionFilter{
 		Prefixes: []string{"10.0.0.1/8", "fd00::/8"}, Ports: []uint32{53}, Protocols: []netv1.Protocol{0, 255},
 		States: []datapathv1.ConnectionState{datapathv1.ConnectionState_CONNECTION_STATE_HALF_CLOSED},
@@ -121,7 +121,7 @@ func TestNoCriterionIsLeftOut(t *testing.T) {
 		},
 	} {
 		f := &table{}
-		s := &Server{Tracked: f, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+		s := &Server{tracked: f, endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 		_, err := s.FlushConnections(t.Context(), c.request)
 		field := ""
 		for _, v := range rpcerr.Fields(err) {
@@ -145,7 +145,7 @@ func TestConnectionsAreCutToTheLimitAndCounted(t *testing.T) {
 			Asked:      netip.MustParseAddrPort("10.96.0.1:53"), Service: "a/b:c",
 		})
 	}
-	s := &Server{Tracked: f, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	s := &Server{tracked: f, endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	for limit, want := range map[uint32]struct {
 		sent    int
 		omitted uint64

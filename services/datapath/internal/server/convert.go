@@ -217,3 +217,10 @@ var targetKinds = map[string]datapathv1.TargetKind{
 	"record":               datapathv1.TargetKind_TARGET_KIND_RECORD,
 	"network namespace":    datapathv1.TargetKind_TARGET_KIND_NETWORK_NAMESPACE,
 }
+
+func direction(egress bool) netv1.Direction {
+	if egress {
+		return netv1.Direction_DIRECTION_EGRESS
+	}
+	return netv1.Direction_DIRECTION_INGRESS
+}

@@ -37,10 +37,10 @@ func (s *Server) ReportDNSMessages(
 		events = append(events, e)
 	}
 	if lost := r.GetLostCount(); lost > 0 {
-		s.Ring.Add(flow.Event{Time: time.Now(), DNSLost: lost})
+		s.ring.Add(flow.Event{Time: time.Now(), DNSLost: lost})
 	}
 	for _, e := range events {
-		s.Ring.Add(e)
+		s.ring.Add(e)
 	}
 	return &datapathv1.ReportDNSMessagesResponse{}, nil
 }
@@ -88,8 +88,8 @@ func (s *Server) reported(r *datapathv1.ReportedDNSMessage) (flow.Event, error) 
 		e.Source, e.Destination = server, client
 	}
 	var from, to uint16
-	e.From, e.SourceIdentity, from = s.Ends.EndOf(e.Source.Addr())
-	e.To, e.DestinationIdentity, to = s.Ends.EndOf(e.Destination.Addr())
+	e.From, e.SourceIdentity, from = s.ends.EndOf(e.Source.Addr())
+	e.To, e.DestinationIdentity, to = s.ends.EndOf(e.Destination.Addr())
 	e.Node = max(from, to)
 	return e, nil
 }

@@ -34,7 +34,7 @@ func (ends) EndOf(a netip.Addr) (flow.End, uint32, uint16) {
 // TestReportedMessagesAreEvents: their ends are looked up by address, so that sluice-dns cannot name the pods of a
 // message.
 func TestReportedMessagesAreEvents(t *testing.T) {
-	s := &Server{Ring: observe.NewRing(), Ends: ends{}}
+	s := &Server{ring: observe.NewRing(), ends: ends{}}
 	message := func(response bool) *datapathv1.ReportedDNSMessage {
 		return &datapathv1.ReportedDNSMessage{
 			Time: timestamppb.New(time.Unix(1_800_000_000, 0)), ClientAddress: "10.244.0.2", ClientPort: 40000,
@@ -53,7 +53,7 @@ func TestReportedMessagesAreEvents(t *testing.T) {
 	if _, err := s.ReportDNSMessages(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
-	reader := s.Ring.Read(time.Time{})
+	reader := s.ring.Read(time.Time{})
 	var got []flow.Event
 	for {
 		e, _, ok, err := reader.Next(t.Context(), false)
@@ -83,13 +83,13 @@ func TestReportedMessagesAreEvents(t *testing.T) {
 	} {
 		m := message(true)
 		bad(m)
-		before := s.Ring.Next()
+		before := s.ring.Next()
 		_, err := s.ReportDNSMessages(t.Context(), &datapathv1.ReportDNSMessagesRequest{
 			Messages: []*datapathv1.ReportedDNSMessage{message(false), m},
 		})
 		if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "messages[1]") ||
-			s.Ring.Next() != before {
-			t.Errorf("a wrong message: %v, %d events were added", err, s.Ring.Next()-before)
+			s.ring.Next() != before {
+			t.Errorf("a wrong message: %v, %d events were added", err, s.ring.Next()-before)
 		}
 	}
 }
@@ -100,7 +100,7 @@ func TestLostMessagesAreReportedToThoseWhoWantThem(t *testing.T) {
 	ring.Add(flow.Event{Type: flow.DNS, Length: 1, Message: &flow.Message{}})
 	ring.Add(flow.Event{DNSLost: 4})
 	ring.Add(flow.Event{Type: flow.Drop, Reason: uint32(event.NoRoute), Length: 2})
-	s := &Server{Ring: ring, Ends: ends{}}
+	s := &Server{ring: ring, ends: ends{}}
 	for _, c := range []struct {
 		r    *datapathv1.ObserveRequest
 		want []string

@@ -25,6 +25,18 @@ type Budgets interface {
 	Capacity(family int) int
 }
 
+// ListShares implements SharesService.
+func (s *Server) ListShares(
+	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
+) error {
+	if s.policy != nil {
+		if err := wire.SendShares(s.policy.Tables.Shares(), req, stream); err != nil {
+			return err
+		}
+	}
+	return s.sendEndpointShares(req.GetTenant(), stream)
+}
+
 // sharedLimit is a limit that endpoints share.
 type sharedLimit struct {
 	bound.Bound
@@ -34,32 +46,32 @@ type sharedLimit struct {
 
 // sharedLimits returns the limits in the order in which they are sent.
 func (s *Server) sharedLimits() (all []sharedLimit) {
-	if s.Budgets != nil {
+	if s.budgets != nil {
 		for family, of := range [2]bound.Bound{bound.Connections4, bound.Connections6} {
-			all = append(all, sharedLimit{of, s.Budgets.Capacity(family), 0, func(slot endpointmap.ID) (used, most int) {
-				return s.Budgets.Use(slot, family)
+			all = append(all, sharedLimit{of, s.budgets.Capacity(family), 0, func(slot endpointmap.ID) (used, most int) {
+				return s.budgets.Use(slot, family)
 			}})
 		}
 	}
 	for _, of := range bound.Counted() {
-		size := s.Bounds.Size(of)
+		size := s.bounds.Size(of)
 		if size == 0 {
 			continue
 		}
-		all = append(all, sharedLimit{of, size, s.Bounds.Guarantee(of), func(slot endpointmap.ID) (used, most int) {
+		all = append(all, sharedLimit{of, size, s.bounds.Guarantee(of), func(slot endpointmap.ID) (used, most int) {
 			switch {
 			case slot == conntrack.Outside:
-				return s.Bounds.Outside(of)
+				return s.bounds.Outside(of)
 			case slot == endpointmap.HostID && of == bound.Events:
 				return 0, 0 // not limited
 			}
-			return s.Bounds.Held(of, slot), s.Bounds.Most(of, slot)
+			return s.bounds.Held(of, slot), s.bounds.Most(of, slot)
 		}})
 	}
 	for _, of := range []bound.Bound{bound.Answers, bound.TooBig} {
 		rate := bound.Rate(of)
 		all = append(all, sharedLimit{of, rate, 0, func(slot endpointmap.ID) (used, most int) {
-			return s.Bounds.Taken(of, slot), rate
+			return s.bounds.Taken(of, slot), rate
 		}})
 	}
 	return all
@@ -70,10 +82,10 @@ func (s *Server) sharedLimits() (all []sharedLimit) {
 func (s *Server) sendEndpointShares(
 	tenant string, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
 ) error {
-	if s.Bounds == nil {
+	if s.bounds == nil {
 		return nil
 	}
-	endpoints := s.Endpoints.Report.List()
+	endpoints := s.endpoints.Report.List()
 	for _, l := range s.sharedLimits() {
 		var all []*sharesv1.EndpointShare
 		total := 0
@@ -81,7 +93,7 @@ func (s *Server) sendEndpointShares(
 			used, most := l.use(slot)
 			x := &sharesv1.EndpointShare{
 				Kind: kind, Used: uint64(used), Guarantee: uint64(l.guarantee), Most: uint64(most),
-				Refused: s.Bounds.Refusals(l.Bound, slot),
+				Refused: s.bounds.Refusals(l.Bound, slot),
 			}
 			total += used
 			if used == 0 && x.GetRefused() == 0 || tenant != "" && of != tenant {

@@ -38,7 +38,7 @@ func (s *Server) Explain(ctx context.Context, r *datapathv1.ExplainRequest) (*da
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	x, err := s.Explainer.Explain(t)
+	x, err := s.explainer.Explain(t)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -118,7 +118,7 @@ func (s *Server) explainedPeer(ctx context.Context, p explain.Peer) *datapathv1.
 	if p.Slot != endpointmap.NoID && p.Slot != endpointmap.HostID {
 		e.EndpointIndex = uint32(p.Slot)
 		e.Slot = e.EndpointIndex //nolint:staticcheck // callers of the earlier name read it
-		if spec, ok := s.Endpoints.Report.SpecOfSlot(p.Slot); ok {
+		if spec, ok := s.endpoints.Report.SpecOfSlot(p.Slot); ok {
 			e.Owner, e.Pod = wire.Owner(spec.Owner), wire.Pod(spec.Pod)
 		}
 	}
@@ -187,7 +187,7 @@ func (s *Server) DumpMap(r *datapathv1.DumpMapRequest, stream grpc.ServerStreami
 	var last *datapathv1.DumpMapResponse // sent only when it is known whether another one follows
 	var sent error                       // an error of the stream already has a status
 	entries, limit := uint64(0), uint64(r.GetLimit())
-	err := s.Maps.Dump(r.GetName(), func(key, value string) error {
+	err := s.maps.Dump(r.GetName(), func(key, value string) error {
 		if entries++; limit != 0 && entries > limit {
 			last.OmittedEntryCount++
 			return stream.Context().Err()

@@ -72,7 +72,7 @@ func TestExplainTellsEveryStep(t *testing.T) {
 			Flags: conntrack.SeenReply | conntrack.PickedUp | conntrack.Established, EgressRule: 7,
 		},
 	}}
-	s := &Server{Explainer: m, Rules: rules{}, Labels: labelled(), Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	s := &Server{explainer: m, rules: rules{}, labelsFrom: labelled(), endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
 		SourceAddress: "10.0.0.1", DestinationAddress: "198.51.100.7", Protocol: 6, SourcePort: 1000, DestinationPort: 80,
 	})
@@ -153,7 +153,7 @@ func TestExplainTellsWhatBecomesOfEachBackend(t *testing.T) {
 	self.Path = explain.OwnNamespace
 	m := &fakeMaps{answer: serviceExplanation(explain.Translated, self,
 		explainedBackend("10.0.0.2:8080", event.PolicyDenied))}
-	s := &Server{Explainer: m, Rules: rules{}, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	s := &Server{explainer: m, rules: rules{}, endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	r := &datapathv1.ExplainRequest{
 		SourceAddress: "10.0.0.1", DestinationAddress: "192.0.2.1", Protocol: 6, DestinationPort: 30080,
 	}
@@ -200,7 +200,7 @@ func TestExplainTellsOfBackendsInTransit(t *testing.T) {
 	b.Explanation.NAT = netip.MustParseAddrPort("10.244.0.1:24711")
 	x := serviceExplanation(explain.Translated, b)
 	x.Service.Outside = true
-	s := &Server{Explainer: &fakeMaps{answer: x}, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+	s := &Server{explainer: &fakeMaps{answer: x}, endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 	got, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{
 		SourceAddress: "203.0.113.7", DestinationAddress: "192.0.2.1",
 	})
@@ -244,7 +244,7 @@ func TestExplainOfAServiceSaysWhatAllBackendsAgreeOn(t *testing.T) {
 		},
 		"neither": {serviceExplanation(explain.NotTranslated), 0, 0},
 	} {
-		s := &Server{Explainer: &fakeMaps{answer: c.x}, Endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
+		s := &Server{explainer: &fakeMaps{answer: c.x}, endpoints: lifecycle.New(lifecycle.Config{Links: noLinks{}})}
 		r := &datapathv1.ExplainRequest{SourceAddress: "10.0.0.1", DestinationAddress: "10.0.0.9"}
 		got, err := s.Explain(t.Context(), r)
 		if err != nil || got.GetVerdict() != c.verdict || got.GetReason() != c.reason {
@@ -257,7 +257,7 @@ func TestExplainOfAServiceSaysWhatAllBackendsAgreeOn(t *testing.T) {
 }
 
 func TestExplainNamesTheBadField(t *testing.T) {
-	s := &Server{Explainer: &fakeMaps{}}
+	s := &Server{explainer: &fakeMaps{}}
 	const four, six, mapped = "10.0.0.1", "fd00::1", "::ffff:1.2.3.4"
 	for want, r := range map[string]*datapathv1.ExplainRequest{
 		"destination_address: is of another":                       {SourceAddress: four, DestinationAddress: six},
@@ -269,7 +269,7 @@ func TestExplainNamesTheBadField(t *testing.T) {
 			t.Errorf("%s: %v", want, err)
 		}
 	}
-	s.Explainer = &fakeMaps{err: explain.ErrNotLocal}
+	s.explainer = &fakeMaps{err: explain.ErrNotLocal}
 	if _, err := s.Explain(t.Context(), &datapathv1.ExplainRequest{SourceAddress: four, DestinationAddress: four}); status.Code(err) != codes.NotFound {
 		t.Errorf("neither is local: %v", err)
 	}
@@ -294,7 +294,7 @@ func (s *dumpStream) Send(r *datapathv1.DumpMapResponse) error {
 }
 
 func TestDumpMapEndsWithItsLimitItsClientOrItsMap(t *testing.T) {
-	s := &Server{Maps: &fakeMaps{entries: 10}}
+	s := &Server{maps: &fakeMaps{entries: 10}}
 	for _, c := range []struct {
 		limit   uint32
 		most    int
@@ -322,20 +322,20 @@ func TestDumpMapEndsWithItsLimitItsClientOrItsMap(t *testing.T) {
 		}
 	}
 	cut := &dumpStream{most: 100}
-	s.Maps = &fakeMaps{entries: 2, err: errors.New("the map was closed")}
+	s.maps = &fakeMaps{entries: 2, err: errors.New("the map was closed")}
 	err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "sl_ep"}, cut)
 	if status.Code(err) != codes.Internal || len(cut.got) != 2 {
 		t.Errorf("a map that fails after 2 entries: %d entries, %v", len(cut.got), err)
 	}
-	s.Maps = &fakeMaps{}
+	s.maps = &fakeMaps{}
 	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "sl_ep", Limit: 1}, &dumpStream{}); err != nil {
 		t.Errorf("an empty map: %v", err)
 	}
-	s.Maps = &fakeMaps{err: fmt.Errorf("x: %w; there are sl_ct4", pin.ErrNoMap)}
+	s.maps = &fakeMaps{err: fmt.Errorf("x: %w; there are sl_ct4", pin.ErrNoMap)}
 	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "x"}, &dumpStream{}); status.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "sl_ct4") {
 		t.Errorf("no such map: %v", err)
 	}
-	s.Maps = &fakeMaps{err: errors.New("broken")}
+	s.maps = &fakeMaps{err: errors.New("broken")}
 	if err := s.DumpMap(&datapathv1.DumpMapRequest{Name: "x"}, &dumpStream{}); status.Code(err) != codes.Internal {
 		t.Errorf("another error: %v", err)
 	}

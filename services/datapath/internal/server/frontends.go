@@ -38,10 +38,10 @@ func (s *Server) ListBackendConnections(
 	_ *datapathv1.ListBackendConnectionsRequest,
 	stream grpc.ServerStreamingServer[datapathv1.ListBackendConnectionsResponse],
 ) error {
-	if s.Backends == nil {
+	if s.backends == nil {
 		return statusOf(errNotTranslated)
 	}
-	counts, err := s.Backends.Connections(stream.Context())
+	counts, err := s.backends.Connections(stream.Context())
 	if err != nil {
 		return statusOf(err)
 	}
@@ -60,7 +60,7 @@ func (s *Server) ListBackendConnections(
 func (s *Server) ListFrontends(
 	_ *datapathv1.ListFrontendsRequest, stream grpc.ServerStreamingServer[datapathv1.ListFrontendsResponse],
 ) error {
-	fs, err := s.Services.ListFrontends()
+	fs, err := s.services.ListFrontends()
 	if err != nil {
 		return statusOf(err)
 	}

@@ -46,7 +46,7 @@ func (l *listed) Send(m *datapathv1.ListFrontendsResponse) error {
 }
 
 func TestFrontendsAreListedAsTheKernelHasThem(t *testing.T) {
-	s := &Server{Services: translated{{
+	s := &Server{services: translated{{
 		Key:     frontend.Key{Addr: netip.IPv4Unspecified(), Port: 30080, Protocol: frontend.UDP, Node: true},
 		Service: "shop/web:dns", Kind: frontend.NodePort,
 		Outside: &servicemap.Front{
@@ -127,7 +127,7 @@ func (c *countsSent) Send(m *datapathv1.ListBackendConnectionsResponse) error {
 }
 
 func TestConnectionsOfBackendsAreListed(t *testing.T) {
-	s := &Server{Backends: inUse{{
+	s := &Server{backends: inUse{{
 		Responder: conntrack.Responder{AddrPort: netip.MustParseAddrPort("[fd00:244::1]:53"), Protocol: 17}, Connections: 12,
 	}}}
 	l := countsSent{ctx: t.Context()}

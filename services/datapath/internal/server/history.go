@@ -53,7 +53,7 @@ func (s *Server) Remember(ctx context.Context) error {
 	r := historian{to: &s.history, convert: s.endpoint, known: map[workload.Owner]*datapathv1.Endpoint{}}
 	for {
 		// A reader that is too slow loses its subscription. The next listing has the changes that it missed.
-		if err := r.follow(ctx, s.Endpoints.Report.Hub()); err != nil && ctx.Err() != nil {
+		if err := r.follow(ctx, s.endpoints.Report.Hub()); err != nil && ctx.Err() != nil {
 			return ctx.Err()
 		}
 		select {

@@ -70,9 +70,9 @@ func targetsOf(fs []servicemap.Frontend, services map[string]bool) map[target]bo
 
 // findBackends makes criteria about services match packets to their backends, too.
 func (s *Server) findBackends(c *flow.Criteria) {
-	if len(c.Services) == 0 || s.Services == nil {
+	if len(c.Services) == 0 || s.services == nil {
 		return
 	}
-	b := &backends{services: c.Services, list: s.Services.ListFrontends, now: time.Now}
+	b := &backends{services: c.Services, list: s.services.ListFrontends, now: time.Now}
 	c.Backend = b.has
 }

@@ -29,7 +29,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 		documented = append(documented, m[1])
 	}
 	type subject = warning
-	all := collectors(parts([]Subject{
+	all := collectors(partsIn([]Subject{
 		struct {
 			subject
 			Endpoints

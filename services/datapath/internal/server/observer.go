@@ -106,14 +106,14 @@ func (s *Server) readerOf(r *datapathv1.ObserveRequest) (reader *observe.Reader,
 		if err != nil || len(id) != 16 {
 			return nil, false, &endpoint.FieldError{Field: "after_uuid", Reason: "is not a UUID"}
 		}
-		reader, known = s.Ring.After([16]byte(id))
+		reader, known = s.ring.After([16]byte(id))
 		return reader, known, nil
 	case r.GetSince() != nil:
-		return s.Ring.Read(r.GetSince().AsTime()), true, nil
+		return s.ring.Read(r.GetSince().AsTime()), true, nil
 	case r.GetFollow() && r.GetLast() == 0:
-		return s.Ring.Tail(), true, nil
+		return s.ring.Tail(), true, nil
 	default:
-		return s.Ring.Read(time.Time{}), true, nil
+		return s.ring.Read(time.Time{}), true, nil
 	}
 }
 
@@ -181,7 +181,7 @@ func (o *observing) send(n noted) error {
 // remembered sends the last most events in the ring that pass, with the losses between and after them.
 func (o *observing) remembered(most int) error {
 	var kept []noted
-	missed, lost, lostDNS, end := uint64(0), uint64(0), uint64(0), o.Ring.Next()
+	missed, lost, lostDNS, end := uint64(0), uint64(0), uint64(0), o.ring.Next()
 	for o.reader.Before(end) {
 		n, ok, err := o.next(o.stream.Context(), false)
 		if err != nil {
@@ -219,10 +219,10 @@ type Rules = event.Policies
 
 // labels returns the labels of an identity, if they are known.
 func (s *Server) labels(ctx context.Context, identity uint32) ([]label.Label, bool) {
-	if s.Labels == nil {
+	if s.labelsFrom == nil {
 		return nil, false
 	}
-	return s.Labels.Of(ctx, identity)
+	return s.labelsFrom.Of(ctx, identity)
 }
 
 func (s *Server) labelsOf(ctx context.Context, identity uint32) []*workloadv1.Label {
@@ -232,10 +232,10 @@ func (s *Server) labelsOf(ctx context.Context, identity uint32) []*workloadv1.La
 
 // nodeName returns the name of this node for events. Until identity has answered, it is the configured name.
 func (s *Server) nodeName() string {
-	if s.Named != nil {
-		return cmp.Or(s.Named(), s.Facts.NodeName)
+	if s.named != nil {
+		return cmp.Or(s.named(), s.facts.NodeName)
 	}
-	return s.Facts.NodeName
+	return s.facts.NodeName
 }
 
 func (s *Server) observed(ctx context.Context, e flow.Event) *datapathv1.ObserveResponse {
@@ -291,8 +291,8 @@ func (s *Server) nodeText(number uint16) string {
 	if number == 0 {
 		return ""
 	}
-	if s.NameOf != nil {
-		if name := s.NameOf(number); name != "" {
+	if s.nameOf != nil {
+		if name := s.nameOf(number); name != "" {
 			return name
 		}
 	}
@@ -321,15 +321,15 @@ func (s *Server) side(o flow.Side, egress bool) *datapathv1.SideVerdict {
 	}
 	// Names that were unknown when the event was read may be known now: after a restart of the datapath, the policy
 	// service sends the names of rules only once the tables were adopted.
-	if s.Rules == nil {
+	if s.rules == nil {
 		return v
 	}
-	if revision, ok := s.Rules.Revision(o.Slot, o.Epoch); ok && v.Revision == 0 {
+	if revision, ok := s.rules.Revision(o.Slot, o.Epoch); ok && v.Revision == 0 {
 		v.Revision = revision
 	}
 	if o.Rule != 0 && len(v.RuleSources) == 0 {
-		v.RuleSources = s.Rules.RuleSources(o.Slot, o.Epoch, egress, o.Rule)
-		v.Proxy = netv1.Proxy(s.Rules.Proxy(o.Slot, o.Epoch, egress, o.Rule))
+		v.RuleSources = s.rules.RuleSources(o.Slot, o.Epoch, egress, o.Rule)
+		v.Proxy = netv1.Proxy(s.rules.Proxy(o.Slot, o.Epoch, egress, o.Rule))
 	}
 	return v
 }

@@ -204,7 +204,7 @@ func labelled() *observe.Labels {
 }
 
 func TestFlowTellsWhatBothSidesSaid(t *testing.T) {
-	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "node-1"}}
+	s := &Server{rules: rules{}, labelsFrom: labelled(), facts: Facts{NodeName: "node-1"}}
 	now := time.Unix(1000, 0)
 	got := s.observed(t.Context(), flow.Event{
 		Type: flow.PolicyVerdict, Time: now, Reason: uint32(event.PolicyDenied), Egress: true,
@@ -295,7 +295,7 @@ func TestRepairIsAMessageOfItsOwn(t *testing.T) {
 // TestEventsNameTheNodeAsIdentityDoes tests that events use the name by which other nodes know this node.
 func TestEventsNameTheNodeAsIdentityDoes(t *testing.T) {
 	name := ""
-	s := &Server{Rules: rules{}, Labels: labelled(), Facts: Facts{NodeName: "host"}, Named: func() string { return name }}
+	s := &Server{rules: rules{}, labelsFrom: labelled(), facts: Facts{NodeName: "host"}, named: func() string { return name }}
 	for _, want := range []string{"host", "node-1"} { // the configured name until identity has answered
 		if got := s.observed(t.Context(), flow.Event{}).GetFlow().GetNodeName(); got != want {
 			t.Errorf("a flow has %q, want %q", got, want)

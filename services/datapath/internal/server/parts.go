@@ -46,7 +46,7 @@ func (r *report) finish() {
 }
 
 // Metrics returns a collector that reads the counters of all parts on each scrape.
-func (s *Server) Metrics() prometheus.Collector { return collectors(s.Parts) }
+func (s *Server) Metrics() prometheus.Collector { return collectors(s.parts) }
 
 // collectors is one collector for all parts: two collectors must not export the same metric.
 type collectors []Part

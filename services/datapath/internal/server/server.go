@@ -6,7 +6,7 @@
 package server
 
 import (
-	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,18 +14,114 @@ import (
 
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
-	"github.com/sluice-net/sluice/kit/watch"
-	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/model/shares"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
-	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	sharesv1 "github.com/sluice-net/sluice/proto/gen/sluice/shares/v1"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
 	"github.com/sluice-net/sluice/proto/wire"
-	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
+	"github.com/sluice-net/sluice/services/datapath/internal/node"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/podrange"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/probe"
+	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
+	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/auditmode"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policyhistory"
+	"github.com/sluice-net/sluice/services/datapath/internal/policy/policysync"
+	"github.com/sluice-net/sluice/services/datapath/internal/service/frontendstream"
 )
+
+// Subject is a subject of the process. It contributes to status, metrics and calls what the interfaces of this package
+// ask for, as far as it implements them. A subject that the configuration turns off does not exist.
+type Subject interface {
+	// Warnings lists problems that an operator has to look at although ADD works, one line each.
+	Warnings() []string
+}
+
+// Endpoints are the endpoints of the node. Their subject always exists.
+type Endpoints interface {
+	PodRanges
+	// Calls returns the parts that serve calls about endpoints.
+	Calls() lifecycle.Parts
+	// IdentityStream reports whether the desired identities of all endpoints are known, and the last error of their
+	// stream.
+	IdentityStream() (complete bool, err error)
+}
+
+// PodRanges are the node's pod ranges.
+type PodRanges interface {
+	PodRanges() *podrange.Set
+	// RangeProblems lists the reasons why an ADD has to wait for pod ranges; ok is false if the ranges are configured.
+	RangeProblems() (texts []string, ok bool)
+}
+
+// Policy is the policies of the node. Policy mode none has no such subject.
+type Policy interface {
+	Tables
+	AuditModes() *auditmode.Modes
+	History() *policyhistory.History
+	// Required reports whether ADD needs the policy service.
+	Required() bool
+	// AuditsAll reports whether the configuration puts every endpoint in audit mode.
+	AuditsAll() bool
+}
+
+// Tables maintains the policy tables.
+type Tables interface {
+	Status() policysync.Status
+	Shares() []shares.Usage
+}
+
+// Frontends is the stream of services. There is no such subject if services are not translated.
+type Frontends interface {
+	FrontendStatus() frontendstream.Status
+	// Ended counts the sockets that were ended because their backend was removed.
+	Ended() uint64
+}
+
+// Packets counts the packets and events of the programs.
+type Packets interface {
+	PacketCounters() ([]event.Counter, error)
+	LostEvents() (uint64, error)
+}
+
+// Events has the last events.
+type Events interface {
+	EventRing() *observe.Ring
+}
+
+// MapUsages reads how full the maps are.
+type MapUsages interface {
+	MapUsage() ([]pin.Usage, error)
+}
+
+// Bounds are the limits that endpoints share in the programs' maps.
+type Bounds interface {
+	SharedBounds() *bound.Bounds
+}
+
+// ConnectionCounts counts the tracked connections.
+type ConnectionCounts interface {
+	// CountConnections returns the counters of the programs, the result of the last collection, and the number of
+	// endpoints whose connections are not picked up.
+	CountConnections() (c conntrack.Counters, last conntrack.Pass, pickUpStopped int, err error)
+}
+
+// Cluster is this node's view of the other nodes.
+type Cluster interface {
+	ClusterState() node.ClusterState
+	// Name returns the name of another node by its node ID; "" if it is unknown.
+	Name(number uint16) string
+	// PodRouting returns how packets travel between pods of two nodes, and the firewall rules about the tunnel's port
+	// that they bypass; ok is false if they do not travel.
+	PodRouting() (state routing.State, bypassed []string, ok bool)
+	// Probes returns the state of the paths to other nodes; ok is false if they are not probed.
+	Probes() (state probe.State, ok bool)
+}
 
 // Server implements the services of the datapath.
 type Server struct {
@@ -35,51 +131,51 @@ type Server struct {
 	datapathv1.UnimplementedDNSReportServiceServer
 	datapathv1.UnimplementedObserverServiceServer
 
-	Endpoints lifecycle.Parts
-	Ring      *observe.Ring
-	Facts     Facts
-	// Parts describe the subjects in status and metrics, in the order of their warnings.
-	Parts []Part
-	// Bounds are the limits that endpoints share in the programs' maps; nil: ListShares omits them.
-	Bounds *bound.Bounds
-	// Budgets are the budgets in the maps of connections; nil: ListShares omits them.
-	Budgets Budgets
-	Called  Called
-	// Named returns the name that identity registered this node under, empty if it is unknown; nil: unknown.
-	Named func() string
-	// Services reads the services that the kernel translates.
-	Services Services
-	// Backends counts connections; nil: services are not translated.
-	Backends Backends
-	// Ranges are the node's pod ranges.
-	Ranges PodRanges
-	// Policy describes the policies; nil in policy mode none.
-	Policy *PolicyPart
-	// Records reports whether endpoint records can be written.
-	Records interface{ Err() error }
-	// Subjects are the parts of the process.
-	Subjects []Subject
-	// Explainer answers Explain.
-	Explainer Explainer
-	// Tracked are the connections of the kernel.
-	Tracked Tracked
-	// Ends looks up the ends of reported DNS messages.
-	Ends Ends
-	// Maps reads maps for DumpMap.
-	Maps Maps
-	// Labels looks up the labels of identities; nil: all are unknown.
-	Labels *observe.Labels
-	// NameOf returns the name of another node by its node ID, "" if it is unknown; nil: all are unknown.
-	NameOf func(uint16) string
-	// Rules resolves the rules in verdicts; nil: all are unknown.
-	Rules Rules
+	endpoints lifecycle.Parts
+	ring      *observe.Ring
+	facts     Facts
+	// process describes the configuration of this process.
+	process wire.Process
+	// parts describe the subjects in status and metrics, in the order of their warnings.
+	parts []Part
+	// bounds are the limits that endpoints share in the programs' maps; nil: ListShares omits them.
+	bounds *bound.Bounds
+	// budgets are the budgets in the maps of connections; nil: ListShares omits them.
+	budgets Budgets
+	called  Called
+	// named returns the name that identity registered this node under, empty if it is unknown; nil: unknown.
+	named func() string
+	// services reads the services that the kernel translates.
+	services Services
+	// backends counts connections; nil: services are not translated.
+	backends Backends
+	// ranges are the node's pod ranges.
+	ranges PodRanges
+	// policy describes the policies; nil in policy mode none.
+	policy *PolicyPart
+	// records reports whether endpoint records can be written.
+	records interface{ Err() error }
+	// subjects are the parts of the process.
+	subjects []Subject
+	// explainer answers Explain.
+	explainer Explainer
+	// tracked are the connections of the kernel.
+	tracked Tracked
+	// ends looks up the ends of reported DNS messages.
+	ends Ends
+	// maps reads maps for DumpMap.
+	maps Maps
+	// labelsFrom looks up the labels of identities; nil: all are unknown.
+	labelsFrom *observe.Labels
+	// nameOf returns the name of another node by its node ID, "" if it is unknown; nil: all are unknown.
+	nameOf func(uint16) string
+	// rules resolves the rules in verdicts; nil: all are unknown.
+	rules Rules
 
 	history history
 
 	mu      sync.Mutex
 	unready time.Time // guarded by mu; since when no ADD can be served
-	// Process describes the configuration of this process.
-	Process wire.Process
 }
 
 // Options are what the server needs beside the subjects.
@@ -112,14 +208,58 @@ func New(o Options) *Server {
 		rules = p.History()
 	}
 	return &Server{
-		Process: o.Process, Facts: o.Facts, Called: o.Called, Named: o.Named, Records: o.Records,
-		Labels:   &observe.Labels{Local: calls.Report.LabelsOf, Source: o.Labels},
-		Subjects: of, Parts: parts(of, policy), Policy: policy, Rules: rules,
-		Endpoints: calls, Ranges: endpoints,
-		Ring: find[Events](of).EventRing(), Ends: find[Ends](of), Explainer: find[Explainer](of), Tracked: find[Tracked](of),
-		Maps: find[Maps](of), Bounds: find[Bounds](of).SharedBounds(), Budgets: find[Budgets](of),
-		Services: find[Services](of), Backends: find[Backends](of), NameOf: find[Cluster](of).Name,
+		process: o.Process, facts: o.Facts, called: o.Called, named: o.Named, records: o.Records,
+		labelsFrom: &observe.Labels{Local: calls.Report.LabelsOf, Source: o.Labels},
+		subjects:   of, parts: partsIn(of, policy), policy: policy, rules: rules,
+		endpoints: calls, ranges: endpoints,
+		ring: find[Events](of).EventRing(), ends: find[Ends](of), explainer: find[Explainer](of), tracked: find[Tracked](of),
+		maps: find[Maps](of), bounds: find[Bounds](of).SharedBounds(), budgets: find[Budgets](of),
+		services: find[Services](of), backends: find[Backends](of), nameOf: find[Cluster](of).Name,
 	}
+}
+
+// find returns the first subject that implements an interface; nil if none does.
+func find[T any](subjects []Subject) (found T) {
+	for _, s := range subjects {
+		if x, ok := s.(T); ok {
+			return x
+		}
+	}
+	return found
+}
+
+// partsOf returns a part for each subject that implements an interface.
+func partsOf[T any](subjects []Subject, part func(T) Part) (all []Part) {
+	for _, s := range subjects {
+		if x, ok := s.(T); ok {
+			all = append(all, part(x))
+		}
+	}
+	return all
+}
+
+// partsIn returns what the subjects contribute to status and metrics, in the order of their warnings.
+func partsIn(subjects []Subject, policy *PolicyPart) []Part {
+	all := slices.Concat(
+		partsOf(subjects, func(x Endpoints) Part { return EndpointsPart{x} }),
+		partsOf(subjects, func(x Packets) Part { return PacketsPart{x} }),
+		partsOf(subjects, func(x MapUsages) Part { return MapsPart{x.MapUsage} }),
+		partsOf(subjects, func(x ConnectionCounts) Part {
+			return ConnectionsPart{func() (Connections, error) { return connectionsIn(x) }}
+		}),
+		partsOf(subjects, func(x Bounds) Part { return BoundsPart{x.SharedBounds()} }),
+		partsOf(subjects, func(x Cluster) Part {
+			return ClusterPart{func() ClusterStream { return ClusterStream(x.ClusterState()) }}
+		}),
+		partsOf(subjects, func(x Frontends) Part { return ServicesPart{x, find[Services](subjects)} }),
+		partsOf(subjects, func(x Proxy) Part { return ProxyPart{x} }),
+		partsOf(subjects, func(x Cluster) Part { return ProbesPart{x.Probes} }),
+		partsOf(subjects, func(x Cluster) Part { return RoutingPart{func() *datapathv1.PodRouting { return routingOf(x) }} }),
+	)
+	if policy != nil {
+		all = append(all, policy)
+	}
+	return all
 }
 
 // Register registers the services.
@@ -129,7 +269,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	datapathv1.RegisterObserverServiceServer(r, s)
 	datapathv1.RegisterDNSReportServiceServer(r, s)
 	sharesv1.RegisterSharesServiceServer(r, s)
-	statusv1.RegisterProcessServiceServer(r, s.Process)
+	statusv1.RegisterProcessServiceServer(r, s.process)
 }
 
 // More concurrent creations do not help, because the kernel serialises them.
@@ -184,168 +324,4 @@ func Methods() rpc.Methods {
 		},
 		sharesv1.SharesService_ListShares_FullMethodName: {Access: rpc.Group(), Limit: rpc.Limit{InFlight: 4, Waiting: 32}},
 	}
-}
-
-// ListShares implements SharesService.
-func (s *Server) ListShares(
-	req *sharesv1.ListSharesRequest, stream grpc.ServerStreamingServer[sharesv1.ListSharesResponse],
-) error {
-	if s.Policy != nil {
-		if err := wire.SendShares(s.Policy.Tables.Shares(), req, stream); err != nil {
-			return err
-		}
-	}
-	return s.sendEndpointShares(req.GetTenant(), stream)
-}
-
-// CreateEndpoint implements the API.
-func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpointRequest) (*datapathv1.CreateEndpointResponse, error) {
-	spec, err := specOf(r)
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	e, err := s.Endpoints.Lifecycle.Create(ctx, spec, r.GetValidateOnly())
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	return &datapathv1.CreateEndpointResponse{Endpoint: s.endpoint(e)}, nil
-}
-
-// UpdateEndpoint implements the API.
-func (s *Server) UpdateEndpoint(
-	ctx context.Context, r *datapathv1.UpdateEndpointRequest,
-) (*datapathv1.UpdateEndpointResponse, error) {
-	u := lifecycle.Update{Owner: wire.OwnerOf(r.GetOwner()), Manager: r.GetManager()}
-	if r.GetLabels() != nil {
-		labels := wire.LabelsOf(r.GetLabels().GetLabels())
-		u.Labels = &labels
-	}
-	if r.GetNamedPorts() != nil {
-		ports := wire.NamedPortsOf(r.GetNamedPorts().GetNamedPorts())
-		u.Ports = &ports
-	}
-	e, err := s.Endpoints.Relabeller.Update(ctx, u, r.GetValidateOnly())
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	return &datapathv1.UpdateEndpointResponse{Endpoint: s.endpoint(e)}, nil
-}
-
-// DeleteEndpoint implements the API.
-func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
-	how := lifecycle.Removal{UnlessInUse: r.GetUnlessInUse(), ValidateOnly: r.GetValidateOnly()}
-	was, existed, err := s.Endpoints.Lifecycle.Remove(ctx, wire.OwnerOf(r.GetOwner()), how)
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	answer := &datapathv1.DeleteEndpointResponse{Existed: existed}
-	if was.Spec.Owner != (workload.Owner{}) {
-		answer.Endpoint = s.endpoint(was)
-	}
-	return answer, nil
-}
-
-// CheckEndpoint implements the API.
-func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointRequest) (*datapathv1.CheckEndpointResponse, error) {
-	addrs, err := addrsOf("addresses", r.GetAddresses())
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	expected := lifecycle.Expected{Netns: r.GetNetworkNamespace(), Addrs: addrs}
-	diffs, err := s.Endpoints.Reconciler.Check(ctx, wire.OwnerOf(r.GetOwner()), expected)
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	resp := &datapathv1.CheckEndpointResponse{}
-	for _, d := range diffs {
-		resp.Differences = append(resp.Differences, protoDifference(d))
-	}
-	return resp, nil
-}
-
-// GetEndpoint implements the API.
-func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest) (*datapathv1.GetEndpointResponse, error) {
-	e, err := s.Endpoints.Report.Get(wire.OwnerOf(r.GetOwner()))
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	return &datapathv1.GetEndpointResponse{Endpoint: s.endpoint(e)}, nil
-}
-
-// ListEndpoints implements the API.
-func (s *Server) ListEndpoints(r *datapathv1.ListEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse]) error {
-	for _, e := range s.Endpoints.Report.List() {
-		if m := r.GetManager(); m != "" && m != e.Spec.Manager {
-			continue
-		}
-		if n := r.GetNetwork(); n != "" && n != e.Spec.Network {
-			continue
-		}
-		if err := stream.Send(&datapathv1.ListEndpointsResponse{Endpoint: s.endpoint(e)}); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// WatchEndpoints implements the API.
-func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse]) error {
-	return watch.Serve(stream.Context(), s.Endpoints.Report.Hub(), r.GetResumeToken(), func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
-		m := &datapathv1.WatchEndpointsResponse{ResumeToken: e.Token}
-		switch e.Kind {
-		case watch.Upsert:
-			m.Event = &datapathv1.WatchEndpointsResponse_Upsert{Upsert: s.endpoint(e.Value)}
-		case watch.Delete:
-			m.Event = &datapathv1.WatchEndpointsResponse_Delete{Delete: wire.Owner(e.Key)}
-		case watch.Bookmark:
-			m.Event = &datapathv1.WatchEndpointsResponse_Bookmark{Bookmark: &datapathv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
-		}
-		return stream.Send(m)
-	})
-}
-
-// ReclaimEndpoints implements the API.
-func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndpointsRequest) (*datapathv1.ReclaimEndpointsResponse, error) {
-	if len(r.GetValidOwners()) == 0 && !r.GetNoneValid() {
-		return nil, statusOf(&endpoint.FieldError{Field: "valid_owners", Reason: "is empty, which deletes every endpoint of the network; set none_valid if that is meant"})
-	}
-	if len(r.GetValidOwners()) > 0 && r.GetNoneValid() {
-		return nil, statusOf(&endpoint.FieldError{Field: "none_valid", Reason: "is set, and valid_owners is not empty"})
-	}
-	var valid []workload.Owner
-	for _, o := range r.GetValidOwners() {
-		valid = append(valid, wire.OwnerOf(o))
-	}
-	in := endpoint.Scope{Manager: r.GetManager(), Network: r.GetNetwork()}
-	reclaimed, err := s.Endpoints.Lifecycle.Reclaim(ctx, in, valid, r.GetValidateOnly())
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	resp := &datapathv1.ReclaimEndpointsResponse{}
-	for _, o := range reclaimed {
-		resp.Reclaimed = append(resp.Reclaimed, wire.Owner(o))
-	}
-	return resp, nil
-}
-
-// AuditMaps implements the API.
-func (s *Server) AuditMaps(r *datapathv1.AuditMapsRequest, stream grpc.ServerStreamingServer[datapathv1.AuditMapsResponse]) error {
-	send := func(f endpoint.Finding) error {
-		m := &datapathv1.AuditMapsResponse{Difference: protoDifference(f.Difference), Repaired: f.Repaired}
-		if f.Err != nil {
-			m.Error = f.Err.Error()
-		}
-		return stream.Send(m)
-	}
-	if err := s.Endpoints.Reconciler.Audit(stream.Context(), r.GetRepair(), send); err != nil {
-		return statusOf(err)
-	}
-	return statusOf(s.Endpoints.Reconciler.AuditContainers(stream.Context(), r.GetRepair(), send))
-}
-
-func direction(egress bool) netv1.Direction {
-	if egress {
-		return netv1.Direction_DIRECTION_EGRESS
-	}
-	return netv1.Direction_DIRECTION_INGRESS
 }

@@ -55,17 +55,17 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	defer cancel()
 	of := s.readiness(ctx)
 	resp := &datapathv1.GetStatusResponse{
-		PolicyMode:    datapathv1.PolicyMode(datapathv1.PolicyMode_value["POLICY_MODE_"+strings.ToUpper(s.Facts.PolicyMode)]),
-		KernelRelease: s.Facts.KernelRelease,
+		PolicyMode:    datapathv1.PolicyMode(datapathv1.PolicyMode_value["POLICY_MODE_"+strings.ToUpper(s.facts.PolicyMode)]),
+		KernelRelease: s.facts.KernelRelease,
 	}
 	r := &report{
 		GetStatusResponse: resp, ready: of,
-		dependencies: map[string]error{"identity": of.identity, "ipam": s.Called.IPAM.Err()},
+		dependencies: map[string]error{"identity": of.identity, "ipam": s.called.IPAM.Err()},
 	}
-	for _, subject := range s.Subjects {
+	for _, subject := range s.subjects {
 		r.warn(subject.Warnings()...)
 	}
-	for _, part := range s.Parts {
+	for _, part := range s.parts {
 		if err := part.report(r); err != nil {
 			return nil, statusOf(err)
 		}
@@ -73,7 +73,7 @@ func (s *Server) GetStatus(ctx context.Context, _ *datapathv1.GetStatusRequest) 
 	r.finish()
 	problems := of.all()
 	resp.Service = &statusv1.ServiceStatus{
-		Version: s.Facts.Version, StartTime: timestamppb.New(s.Facts.Start), Problems: problems,
+		Version: s.facts.Version, StartTime: timestamppb.New(s.facts.Start), Problems: problems,
 	}
 	resp.AddReady, resp.KnownAddReady = len(problems) == 0, len(of.every) == 0
 	if since := s.unreadySince(of); !since.IsZero() {
@@ -99,24 +99,24 @@ func (s *Server) readiness(ctx context.Context) (r readiness) {
 	asked.Go(func() { r.every = s.problems(ctx) })
 	var numbers error // why new label sets get no identity
 	asked.Go(func() {
-		if r.identity = s.Called.Identity.Ping(ctx); r.identity == nil {
-			numbers = s.Called.Identity.Ready(ctx)
+		if r.identity = s.called.Identity.Ping(ctx); r.identity == nil {
+			numbers = s.called.Identity.Ready(ctx)
 		}
 	})
 	var p policysync.Status
-	if s.Policy != nil {
-		p = s.Policy.Tables.Status()
+	if s.policy != nil {
+		p = s.policy.Tables.Status()
 		if r.policy = p.Err; r.policy == nil {
-			asked.Go(func() { r.policy = s.Called.Policy.Ping(ctx) })
+			asked.Go(func() { r.policy = s.called.Policy.Ping(ctx) })
 		}
 	}
 	asked.Wait()
 	r.fresh = appendError(appendError(r.fresh, service, r.identity), service, numbers)
-	if s.Policy == nil {
+	if s.policy == nil {
 		return r
 	}
-	if s.Policy.Required {
-		if errors.Is(r.policy, policystream.ErrWaits) && s.Endpoints.Report.Counts().ByState[endpoint.Ready] == 0 {
+	if s.policy.Required {
+		if errors.Is(r.policy, policystream.ErrWaits) && s.endpoints.Report.Counts().ByState[endpoint.Ready] == 0 {
 			// After a restart, no label set has tables yet.
 			r.every = appendError(r.every, statusv1.ProblemReason_PROBLEM_REASON_POLICY, r.policy)
 		} else {
@@ -167,15 +167,15 @@ func appendError(all []*statusv1.Problem, reason statusv1.ProblemReason, err err
 
 // problems returns the reasons why no ADD can succeed now, whatever its labels.
 func (s *Server) problems(ctx context.Context) []*statusv1.Problem {
-	all := appendError(nil, statusv1.ProblemReason_PROBLEM_REASON_STORAGE, s.Records.Err())
-	pools, err := s.Called.IPAM.Pools(ctx)
+	all := appendError(nil, statusv1.ProblemReason_PROBLEM_REASON_STORAGE, s.records.Err())
+	pools, err := s.called.IPAM.Pools(ctx)
 	if err != nil {
 		return appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, err)
 	}
-	all = appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, s.Called.IPAM.Writable(ctx))
-	texts, ok := s.Ranges.RangeProblems()
+	all = appendError(all, statusv1.ProblemReason_PROBLEM_REASON_SERVICE, s.called.IPAM.Writable(ctx))
+	texts, ok := s.ranges.RangeProblems()
 	if !ok {
-		texts = differences(s.Ranges.PodRanges().All(), pools)
+		texts = differences(s.ranges.PodRanges().All(), pools)
 	}
 	for _, text := range texts {
 		all = append(all, problem(statusv1.ProblemReason_PROBLEM_REASON_SETTINGS, text))

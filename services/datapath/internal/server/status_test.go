@@ -101,9 +101,9 @@ func TestStatusSaysWhyAnAddCannotBeServed(t *testing.T) {
 		endpoints, ranges := lifecycle.New(lifecycle.Config{Links: noLinks{}}), podrange.Of([]netip.Prefix{own}, false)
 		pods := configured{&c.around, endpoints, ranges}
 		s := &Server{
-			Endpoints: endpoints, Records: &c.around, Facts: Facts{Version: "v1"}, Ranges: pods,
-			Called: Called{IPAM: &c.around, Identity: &c.around}, Subjects: []Subject{warning("w")},
-			Parts: []Part{
+			endpoints: endpoints, records: &c.around, facts: Facts{Version: "v1"}, ranges: pods,
+			called: Called{IPAM: &c.around, Identity: &c.around}, subjects: []Subject{warning("w")},
+			parts: []Part{
 				EndpointsPart{pods},
 				PacketsPart{counted{}},
 				MapsPart{usage},

@@ -61,7 +61,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 	ring.Add(flow.Event{Type: flow.Repair, Time: time.Unix(2, 0)})
 	add(3, event.NoRoute, 9)
 	ring.Add(flow.Event{KernelLost: 5, Time: time.Unix(4, 0)}) // the end of a flood
-	s := &Server{Ring: ring}
+	s := &Server{ring: ring}
 	for name, c := range map[string]struct {
 		r    *datapathv1.ObserveRequest
 		want []string
@@ -141,7 +141,7 @@ func TestObserveTellsLossesInTheirPlace(t *testing.T) {
 // TestObserveEndsThoughEventsNeverPause tests that a caller with an end time is not held up by later events.
 func TestObserveEndsThoughEventsNeverPause(t *testing.T) {
 	ring := observe.NewRing()
-	s := &Server{Ring: ring}
+	s := &Server{ring: ring}
 	ended := make(chan error, 1)
 	go func() {
 		ended <- s.Observe(&datapathv1.ObserveRequest{Follow: true, Until: timestamppb.New(time.Unix(100, 0))},
@@ -163,7 +163,7 @@ func TestObserveEndsThoughEventsNeverPause(t *testing.T) {
 func TestObserveFollowsUntilTheCallerGoes(t *testing.T) {
 	ring := observe.NewRing()
 	ring.Add(flow.Event{Type: flow.Drop, Length: 1, Time: time.Unix(1, 0)})
-	s := &Server{Ring: ring}
+	s := &Server{ring: ring}
 	ctx, cancel := context.WithCancel(t.Context())
 	stream := &observeStream{ctx: ctx}
 	stream.each = func(n int) {

@@ -102,7 +102,10 @@ type datapath struct {
 	Endpoints   *endpoints.Endpoints
 	Collector   *conntrack.Collector // nil with validateOnly
 
-	subjects []subject // in the order in which their work begins
+	index    *lifecycle.Index     // the records of Endpoints, which other subjects read
+	changed  *endpoint.SlotEvents // endpoints whose policy has changed, from Policy to Endpoints
+	sysctls  bool                 // the sysctls of the whole node are set
+	subjects []subject            // in the order in which their work begins
 	closers  []func() error
 }
 
@@ -152,88 +155,95 @@ var (
 
 // open adopts or creates maps and programs and opens everything else. It does not change any endpoint.
 func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
-	d := &datapath{Home: a.home}
+	d := &datapath{Home: a.home, index: lifecycle.NewIndex(), changed: endpoint.NewSlotEvents()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.Close())
 		}
 	}()
+	if err := d.openKernel(ctx, cfg, a); err != nil {
+		return nil, err
+	}
+	for _, part := range []func(Config, around) error{
+		d.openRanges, d.openDevices, d.openProxy, d.openNode, d.openPolicy, d.openServices, d.openObservation,
+		d.openEndpoints, d.openCollector, d.list,
+	} {
+		if err := part(cfg, a); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// list lists the subjects that the configuration turns on.
+func (d *datapath) list(_ Config, a around) error {
+	add := func(s subject) { d.subjects = append(d.subjects, s) }
+	add(d.Endpoints)
+	if d.Policy != nil {
+		add(d.Policy)
+	}
+	if d.Services != nil {
+		add(d.Services)
+	}
+	if d.Proxy != nil {
+		add(d.Proxy)
+	}
+	if d.Services != nil && a.listeners != nil {
+		add(keptListeners{listeners.NewStore(listeners.StoreOptions{
+			Listen: a.listeners, Users: []uint32{0, instance.LoadBalancerID}, Log: a.log,
+		})})
+	}
+	add(d.Node)
+	add(d.Observation)
+	add(kernel.Subject{Kernel: d.Kernel, Collector: d.Collector, NodeName: d.Node.Name})
+	return nil
+}
+
+// openKernel opens the node's network namespace, and the maps and programs.
+func (d *datapath) openKernel(ctx context.Context, cfg Config, a around) (err error) {
 	if d.Home == nil {
 		if d.Home, err = netns.Current(); err != nil {
-			return nil, fmt.Errorf("open the node's network namespace: %w", err)
+			return fmt.Errorf("open the node's network namespace: %w", err)
 		}
 		d.closers = append(d.closers, d.Home.Close)
 	}
 	if d.Kernel, err = kernel.Open(ctx, cfg.kernel(a.log)); err != nil {
-		return nil, err
+		return err
 	}
 	d.closers = append(d.closers, d.Kernel.Close)
-	if d.Ranges, err = d.openRanges(cfg); err != nil {
-		return nil, err
-	}
-	sysctls, err := d.setsSysctls(cfg)
-	if err != nil {
-		return nil, err
+	return nil
+}
+
+// openDevices opens the devices of endpoints.
+func (d *datapath) openDevices(cfg Config, a around) (err error) {
+	if d.sysctls, err = d.setsSysctls(cfg); err != nil {
+		return err
 	}
 	d.Devices, err = netdev.Open(netdev.Options{
-		Home: d.Home, Instance: a.instance, Ranges: d.Ranges, ServiceDevices: cfg.ServiceDevices, SetGlobal: sysctls,
+		Home: d.Home, Instance: a.instance, Ranges: d.Ranges, ServiceDevices: cfg.ServiceDevices, SetGlobal: d.sysctls,
 		Programs:   func() []*program.Program { return d.Kernel.Programs.On(program.Endpoints) },
 		ProcSysNet: cfg.ProcSysNet,
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	d.closers = append(d.closers, func() error { d.Devices.Close(); return nil })
-	if err := d.openProxy(cfg, a); err != nil {
-		return nil, err
+	return nil
+}
+
+// openServices opens the translation of services, if it is on.
+func (d *datapath) openServices(cfg Config, a around) error {
+	if a.frontends == nil || cfg.ValidateOnly {
+		return nil
 	}
-	if d.Node, err = d.openNode(cfg, a, sysctls); err != nil {
-		return nil, err
-	}
-	d.closers = append(d.closers, func() error { d.Node.Close(); return nil })
-	index, changed := lifecycle.NewIndex(), endpoint.NewSlotEvents()
-	if d.Policy, err = d.openPolicy(cfg, a, index, changed); err != nil {
-		return nil, err
-	}
-	timeouts := cfg.Connections.options().Timeouts
-	if a.frontends != nil && !cfg.ValidateOnly {
-		d.Services = services.Open(services.Options{
-			Name: service, Maps: d.Kernel.Services, Slots: d.Kernel.Endpoints, Connections: d.Kernel.Connections,
-			Translations: d.Kernel.Translations, Namespaces: d.Kernel.Namespaces, Sockets: d.Kernel.Sockets,
-			SocketList: d.Kernel.SocketList, Frontends: d.Kernel.Frontends(), Timeouts: timeouts,
-			Service: a.frontends, Memory: a.frontendState, Home: d.Home, Endpoints: index, Links: d.Devices,
-			Closed: cfg.reservedPorts(), Log: a.log,
-		})
-	}
-	names := event.Names{Owners: index, Services: d.Kernel.Services}
-	if d.Policy != nil {
-		names.Policies = d.Policy.History()
-	}
-	d.Observation = openObservation(d.Kernel, names)
-	d.Endpoints = d.openEndpoints(cfg, a, index, changed)
-	if !cfg.ValidateOnly {
-		if d.Collector, err = d.openCollector(cfg, a); err != nil {
-			return nil, err
-		}
-	}
-	d.subjects = append(d.subjects, d.Endpoints)
-	if d.Policy != nil {
-		d.subjects = append(d.subjects, d.Policy)
-	}
-	if d.Services != nil {
-		d.subjects = append(d.subjects, d.Services)
-	}
-	if d.Proxy != nil {
-		d.subjects = append(d.subjects, d.Proxy)
-	}
-	if a.listeners != nil && d.Services != nil {
-		d.subjects = append(d.subjects, keptListeners{listeners.NewStore(listeners.StoreOptions{
-			Listen: a.listeners, Users: []uint32{0, instance.LoadBalancerID}, Log: a.log,
-		})})
-	}
-	d.subjects = append(d.subjects, d.Node, d.Observation,
-		kernel.Subject{Kernel: d.Kernel, Collector: d.Collector, NodeName: d.Node.Name})
-	return d, nil
+	d.Services = services.Open(services.Options{
+		Name: service, Maps: d.Kernel.Services, Slots: d.Kernel.Endpoints, Connections: d.Kernel.Connections,
+		Translations: d.Kernel.Translations, Namespaces: d.Kernel.Namespaces, Sockets: d.Kernel.Sockets,
+		SocketList: d.Kernel.SocketList, Frontends: d.Kernel.Frontends(), Timeouts: cfg.Connections.options().Timeouts,
+		Service: a.frontends, Memory: a.frontendState, Home: d.Home, Endpoints: d.index, Links: d.Devices,
+		Closed: cfg.reservedPorts(), Log: a.log,
+	})
+	return nil
 }
 
 // keptListeners are the listening sockets of sluice-loadbalancer, which survive its restart.
@@ -255,15 +265,16 @@ func (d *datapath) Close() error {
 	return errors.Join(errs...)
 }
 
-func (d *datapath) openRanges(cfg Config) (*podrange.Set, error) {
+// openRanges finds the node's pod ranges.
+func (d *datapath) openRanges(cfg Config, _ around) (err error) {
 	ranges := cfg.PodCIDRs
 	if len(ranges) == 0 {
-		var err error
 		if ranges, err = d.Kernel.Addresses.Ranges(); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return podrange.Of(ranges, len(cfg.PodCIDRs) == 0), nil
+	d.Ranges = podrange.Of(ranges, len(cfg.PodCIDRs) == 0)
+	return nil
 }
 
 // setsSysctls reports whether the datapath sets the sysctls of the whole node.
@@ -312,24 +323,24 @@ func (d *datapath) openProxy(cfg Config, a around) error {
 	return nil
 }
 
-func (d *datapath) openNode(cfg Config, a around, sysctls bool) (*nodes.Node, error) {
+// openNode opens this node and its view of other nodes.
+func (d *datapath) openNode(cfg Config, a around) (err error) {
 	k := d.Kernel
 	maps := nodes.Maps{Addresses: k.Addresses, IPCache: k.IPCache, Endpoints: k.Endpoints, Nodes: k.Nodes, Programs: k.Programs.On}
 	if !cfg.ValidateOnly { // with validateOnly, maps are private to this process and have no pins
-		var err error
 		maps.Pins = k.Pins
 		if maps.Numbers, err = k.NodeNumbers(); err != nil {
-			return nil, fmt.Errorf("read the node IDs: %w", err)
+			return fmt.Errorf("read the node IDs: %w", err)
 		}
 		if maps.Overlay, err = k.OverlayAddrs(); err != nil {
-			return nil, fmt.Errorf("find the overlay addresses of an earlier process: %w", err)
+			return fmt.Errorf("find the overlay addresses of an earlier process: %w", err)
 		}
 	}
 	o := nodes.Options{
 		Instance: a.instance, BootID: a.bootID, Home: d.Home, Maps: maps, Devices: d.Devices, Ranges: d.Ranges, Log: a.log,
 		Mode: cluster.Mode(cfg.Routing.Mode), Port: cfg.Routing.port(), Shortcut: cfg.Routing.direct(),
 		Addresses: cfg.Underlay.Addresses,
-		Uplinks:   cfg.Underlay.Devices, MTU: cfg.MTU, Services: cfg.LoadBalancing.on(), SetSysctls: sysctls,
+		Uplinks:   cfg.Underlay.Devices, MTU: cfg.MTU, Services: cfg.LoadBalancing.on(), SetSysctls: d.sysctls,
 		ProcSysNet: cfg.ProcSysNet, Repair: cfg.Audit.Repair,
 		Source: a.cluster, Registry: a.registry, Publisher: a.publisher, Hearing: a.hearing,
 		Numbers: a.numbers, Beliefs: a.beliefs, ValidateOnly: cfg.ValidateOnly,
@@ -343,39 +354,51 @@ func (d *datapath) openNode(cfg Config, a around, sysctls bool) (*nodes.Node, er
 	if cfg.Routing.probes() {
 		o.ProbePort = cfg.Routing.ProbePort
 	}
-	return nodes.Open(o)
+	if d.Node, err = nodes.Open(o); err != nil {
+		return err
+	}
+	d.closers = append(d.closers, func() error { d.Node.Close(); return nil })
+	return nil
 }
 
-// openPolicy adopts the policy tables in the kernel. In policy mode none it removes them and returns nil.
-func (d *datapath) openPolicy(cfg Config, a around, index *lifecycle.Index, changed *endpoint.SlotEvents) (*policy.Policy, error) {
+// openPolicy adopts the policy tables in the kernel. In policy mode none it removes them.
+func (d *datapath) openPolicy(cfg Config, a around) (err error) {
 	if cfg.Policy.Mode == policyNone {
 		if cfg.ValidateOnly {
-			return nil, nil
+			return nil
 		}
-		return nil, policy.Remove(d.Kernel.Policies(), a.records)
+		return policy.Remove(d.Kernel.Policies(), a.records)
 	}
 	o := policy.Options{
 		Name: service, BootID: a.bootID, Kernel: d.Kernel.Policies(), Service: a.policies, Memory: a.enforced,
-		Audits: a.audits, Records: a.records, Endpoints: index.List, Changed: changed.Add,
+		Audits: a.audits, Records: a.records, Endpoints: d.index.List, Changed: d.changed.Add,
 		Wait: cfg.Policy.Mode == policyRequired, Timeout: a.patience, Audit: cfg.Policy.Audit, Linger: cfg.Policy.Linger, Log: a.log,
 	}
 	if !cfg.ValidateOnly { // with validateOnly, the ipcache is private to this process, and no service is called
 		o.Addresses, o.Names = d.Kernel.IPCache, a.names
 	}
-	return policy.Open(o)
+	d.Policy, err = policy.Open(o)
+	return err
 }
 
-func openObservation(k *kernel.Kernel, names event.Names) *observation.Observation {
-	return observation.Open(observation.Options{
+// openObservation opens the reports of what the programs do.
+func (d *datapath) openObservation(Config, around) error {
+	k, names := d.Kernel, event.Names{Owners: d.index, Services: d.Kernel.Services}
+	if d.Policy != nil {
+		names.Policies = d.Policy.History()
+	}
+	d.Observation = observation.Open(observation.Options{
 		Maps: observation.Maps{
 			Events: k.Events, Endpoints: k.Endpoints, Addresses: k.Addresses, Nodes: k.Nodes, Tables: k.Tables,
 			Connections: k.Connections, Services: k.Services, Replicas: k.Replicas,
 		},
 		Names: names, Worlds: k.Worlds(), TunnelPorts: k.TunnelPorts(),
 	})
+	return nil
 }
 
-func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, changed *endpoint.SlotEvents) *endpoints.Endpoints {
+// openEndpoints opens the endpoints, which know no record before restore.
+func (d *datapath) openEndpoints(cfg Config, a around) error {
 	maps := kernelmaps.Maps{
 		Endpoints: d.Kernel.Endpoints, Tables: d.Kernel.Tables, IPCache: d.Kernel.IPCache, Services: d.Kernel.Services,
 	}
@@ -383,7 +406,7 @@ func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, c
 		maps.Namespaces = d.Kernel.Namespaces
 	}
 	c := lifecycle.Config{
-		Index: index, Instance: a.instance, BootID: a.bootID, Ranges: d.Ranges, MTU: d.Node.MTU,
+		Index: d.index, Instance: a.instance, BootID: a.bootID, Ranges: d.Ranges, MTU: d.Node.MTU,
 		RefuseSecond: cfg.SecondInterfaces == "refuse", Sockets: cfg.LoadBalancing.on(),
 		Links: d.Devices, Leases: a.leases, Identities: a.identities, Records: a.records, Host: d.Node.Host,
 		Published: d.Node.Published(), HostPorts: endpoint.NoHostPorts{}, Repaired: d.Observation.Ring.AddRepair, Log: a.log,
@@ -397,7 +420,7 @@ func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, c
 	}
 	c.Maps = maps
 	o := endpoints.Options{
-		Lifecycle: c, PolicyEvents: changed, Devices: d.Devices, Host: d.Node.Host, Programs: d.Kernel,
+		Lifecycle: c, PolicyEvents: d.changed, Devices: d.Devices, Host: d.Node.Host, Programs: d.Kernel,
 		FollowConntrack: d.Services != nil, Ranges: d.Ranges, AuditInterval: cfg.Audit.Interval, Repair: cfg.Audit.Repair, Log: a.log,
 		Overlay: cluster.Mode(cfg.Routing.Mode) == cluster.Overlay, Phase: a.phase,
 		Follow: a.owners, Allocator: a.ipam, Identities: a.identity, Spool: a.spool,
@@ -408,17 +431,23 @@ func (d *datapath) openEndpoints(cfg Config, a around, index *lifecycle.Index, c
 			o.Source, o.Entries = a.ranges, d.Kernel.IPCache
 		}
 	}
-	return endpoints.Open(o)
+	d.Endpoints = endpoints.Open(o)
+	return nil
 }
 
-func (d *datapath) openCollector(cfg Config, a around) (*conntrack.Collector, error) {
+// openCollector opens the collector of connections.
+func (d *datapath) openCollector(cfg Config, a around) (err error) {
+	if cfg.ValidateOnly {
+		return nil
+	}
 	o := cfg.Connections.options()
 	o.Log = a.log
 	o.Passed = func(began time.Time, p conntrack.Pass) { d.Node.Numbers.Passed(began, p.Nodes) }
 	if d.Policy != nil {
 		o.Wanted = d.Policy.Wanted()
 	}
-	return d.Kernel.Connections.NewCollector(o)
+	d.Collector, err = d.Kernel.Connections.NewCollector(o)
+	return err
 }
 
 // restore reconciles records and maps, so that calls can be served.

@@ -178,7 +178,7 @@ type Server struct {
 	unready time.Time // guarded by mu; since when no ADD can be served
 }
 
-// Options are what the server needs beside the subjects.
+// Options are the subjects of the process, and facts and clients that no subject has.
 type Options struct {
 	// Process describes the configuration of this process.
 	Process wire.Process

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/service/servicemap"
 )
 
-// Subject makes a Kernel a subject of the process: it has the background work on the maps that subjects share, the state
-// of these maps, and dumps of all maps.
+// Subject makes a Kernel a subject of the process: it has the background work on the maps that subjects share, the
+// state of these maps, and dumps of all maps.
 type Subject struct {
 	*Kernel
 

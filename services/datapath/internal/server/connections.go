@@ -24,8 +24,8 @@ import (
 
 // Tracked are the connections that the kernel tracks.
 type Tracked interface {
-	// ListConnections calls visit once for each connection that matches the filter. The argument of visit is only valid during the
-	// call.
+	// ListConnections calls visit once for each connection that matches the filter. The argument of visit is only valid
+	// during the call.
 	ListConnections(ctx context.Context, f conntrack.Filter, visit func(*conntrackview.Connection) error) error
 	// FlushConnections removes the connections that match the filter. With validateOnly it only counts them.
 	FlushConnections(ctx context.Context, f conntrack.Filter, validateOnly bool) (conntrack.Flushed, error)

@@ -30,7 +30,9 @@ type table struct {
 	flushes     int
 }
 
-func (f *table) ListConnections(_ context.Context, filter conntrack.Filter, visit func(*conntrackview.Connection) error) error {
+func (f *table) ListConnections(
+	_ context.Context, filter conntrack.Filter, visit func(*conntrackview.Connection) error,
+) error {
 	f.filter = filter
 	for i := range f.connections {
 		if err := visit(&f.connections[i]); err != nil {

@@ -25,10 +25,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/devnode"
+	"github.com/sluice-net/sluice/kit/probetest"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
-	"github.com/sluice-net/sluice/test/internal/prober"
 )
 
 // restartTimes returns the number of restarts and kills of each process: SLUICE_TEST_RESTARTS, or one.
@@ -146,7 +146,7 @@ type restarted struct {
 	*testCluster
 	here, there *node
 	args        []string // arguments of the datapaths
-	targets     []prober.Target
+	targets     []probetest.Target
 	looked      atomic.Int32 // calls of entries
 	// forgets means that the previous version of the processes does not keep health check ports:
 	// sluice-loadbalancer wrote no file, so that the next one answers 503 until the datapath has subscribed, and
@@ -287,7 +287,7 @@ func (r *restarted) target(from pod.Pod, name string, to []netip.Addr, port uint
 			if udp {
 				protocol = "UDP"
 			}
-			r.targets = append(r.targets, prober.Target{
+			r.targets = append(r.targets, probetest.Target{
 				Name: fmt.Sprintf("%s by %s %s", name, protocol, family), Netns: from.Netns, UDP: udp,
 				To: []netip.AddrPort{netip.AddrPortFrom(a, port)}, Late: r.entries,
 			})
@@ -377,48 +377,24 @@ func emptyCgroup(t *testing.T) string {
 func (r *restarted) reach(t *testing.T) {
 	t.Helper()
 	servicetest.EventuallyNil(t, "every target answers", func() error {
-		p, err := prober.Start(20*time.Millisecond, 2*time.Second, r.targets...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for p.Tried() < 3 {
-			select {
-			case <-time.After(20 * time.Millisecond):
-			case <-t.Context().Done():
-			}
-		}
-		var errs []error
-		for _, result := range p.Stop() {
-			if len(result.Failed) > 0 {
-				errs = append(errs, fmt.Errorf("%s: %v", result.Name, result.Failed[0]))
-			}
-		}
-		return errors.Join(errs...)
+		return probetest.Reach(t.Context(), r.targets...)
 	})
 }
 
 // during makes connection attempts to every target before, while and after do runs. No attempt may fail.
 func (r *restarted) during(t *testing.T, what string, do func() error) {
 	t.Helper()
-	p, err := prober.Start(attemptEvery(t), prober.Patience, r.targets...)
+	p, err := probetest.Start(attemptEvery(t), probetest.Patience, r.targets...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	wait := func(more int) {
-		for until := p.Tried() + more; p.Tried() < until; {
-			select {
-			case <-time.After(20 * time.Millisecond):
-			case <-t.Context().Done():
-			}
-		}
-	}
-	wait(4)
+	p.Wait(t.Context(), 4)
 	drops := r.here.drops(t)
 	stop := r.health(t)
 	if err := do(); err != nil {
 		t.Errorf("%s: %v", what, err)
 	}
-	wait(4)
+	p.Wait(t.Context(), 4)
 	statuses, errs := stop()
 	loadBalancer := strings.HasPrefix(what, devnode.LoadBalancer)
 	if len(statuses) > 0 && !(loadBalancer && r.forgets) {

@@ -325,6 +325,7 @@ func testContainersKilledAcrossNodes(n sluiceNode) {
 // testRolloutAcrossNodes replaces the pods of Sluice while others start.
 func testRolloutAcrossNodes(n sluiceNode) {
 	s := n.pair()
+	end := n.attempts().begin()
 	n.kubectl("--namespace=sluice-system", "rollout", "restart", "daemonset/sluice")
 	var names []string
 	for i := range 10 {
@@ -341,6 +342,7 @@ func testRolloutAcrossNodes(n sluiceNode) {
 			n.Errorf("%s, which was made during the roll: %v", name, err)
 		}
 	}
+	end("rollout restart on both nodes")
 	s.unbroken("rollout restart on both nodes")
 }
 

@@ -429,6 +429,7 @@ func (n sluiceNode) killContainers(s *stream, after func(container string)) {
 // testRollout replaces the pod of Sluice while other pods start.
 func testRollout(n sluiceNode) {
 	s := n.pair()
+	end := n.attempts().begin()
 	before := n.sluicePod().Metadata.UID
 	n.kubectl("--namespace=sluice-system", "rollout", "restart", "daemonset/sluice")
 	var names []string
@@ -442,6 +443,7 @@ func testRollout(n sluiceNode) {
 	}
 	n.Logf("%d pods that were made during the roll were Ready %.1f s after it", len(names), time.Since(begin).Seconds())
 	n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", "daemonset/sluice")
+	end("rollout restart")
 	s.unbroken("rollout restart")
 }
 

@@ -17,8 +17,9 @@ import (
 
 // TestClusterIsUpgraded upgrades a cluster from an earlier version to this version, downgrades it, and upgrades it
 // again. The images and manifests of the earlier version are in the checkout SLUICE_OLD (scripts/test-k8s-upgrade). A
-// TCP connection must survive, and pods that are created during each step must start. After each step, the processes of
-// that version under the same Deployment and Lease write the status of policies.
+// TCP connection must survive, new connections must succeed while this version replaces the earlier one, and pods that
+// are created during each step must start. After each step, the processes of that version under the same Deployment
+// and Lease write the status of policies.
 func TestClusterIsUpgraded(t *testing.T) {
 	old := os.Getenv("SLUICE_OLD")
 	if old == "" {
@@ -45,6 +46,7 @@ func TestClusterIsUpgraded(t *testing.T) {
 	n.kubectl("--namespace=kube-system", "rollout", "status", "--timeout=2m", "deployment/coredns")
 	s := n.pair()
 	client := n.ready("pair", "client")
+	asked := n.attempts()
 	writer := n.writesStatus("before", "sluice-policy", "")
 	for i, step := range []struct{ name, kustomization string }{
 		{"to this version", "testdata/cluster"}, {"back", earlier}, {"to this version again", "testdata/cluster"},
@@ -52,6 +54,10 @@ func TestClusterIsUpgraded(t *testing.T) {
 		var during []string
 		for j := range 3 {
 			during = append(during, fmt.Sprintf("during-%d-%d", i, j))
+		}
+		end := func(string) {}
+		if step.kustomization != earlier { // the earlier version refuses connections while it starts
+			end = asked.begin()
 		}
 		n.kubectl("apply", "--kustomize="+step.kustomization)
 		for _, name := range during {
@@ -64,6 +70,7 @@ func TestClusterIsUpgraded(t *testing.T) {
 				t.Errorf("%s: %s, which was made meanwhile: %v", step.name, name, err)
 			}
 		}
+		end(step.name)
 		s.alive()
 		program := "sluice-controller"
 		if step.kustomization == earlier {

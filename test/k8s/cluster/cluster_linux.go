@@ -319,8 +319,8 @@ func manifest(name string, podCIDRs []string) []byte {
 	return b.Bytes()
 }
 
-// machinePID returns the first process of the machine.
-func (c *Cluster) machinePID() (int, error) {
+// MachinePID returns the first process of the machine.
+func (c *Cluster) MachinePID() (int, error) {
 	content, err := os.ReadFile(filepath.Join(c.config.Dir, "machine.pid"))
 	if err != nil {
 		return 0, err
@@ -331,7 +331,7 @@ func (c *Cluster) machinePID() (int, error) {
 // NetworkCommand returns a command of the host in the control plane's network namespace. Signals reach its process
 // directly.
 func (c *Cluster) NetworkCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
-	pid, err := c.machinePID()
+	pid, err := c.MachinePID()
 	if err != nil {
 		return nil, err
 	}
@@ -351,7 +351,7 @@ func (c *Cluster) InMachine(ctx context.Context, args ...string) ([]byte, error)
 
 // MachineCommand returns a command of the host in the control plane's namespaces, which ends with the cluster.
 func (c *Cluster) MachineCommand(ctx context.Context, args ...string) (*exec.Cmd, error) {
-	pid, err := c.machinePID()
+	pid, err := c.MachinePID()
 	if err != nil {
 		return nil, err
 	}
@@ -434,7 +434,7 @@ func (c *Cluster) Stop(program string) (start func() error, err error) {
 // machineChild returns the child of the machine's first process whose command line contains want. Each argument of
 // the command line ends with a zero byte.
 func (c *Cluster) machineChild(want string) (int, error) {
-	parent, err := c.machinePID()
+	parent, err := c.MachinePID()
 	if err != nil {
 		return 0, err
 	}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package prober begins new connections at intervals and reports the failed ones. Tests of restarts need it, because
+// Package probetest begins new connections at intervals and reports the failed ones. Tests of restarts need it, because
 // a failure of new connections does not affect established ones.
-package prober
+package probetest
 
 import (
 	"context"
@@ -108,6 +108,33 @@ func Start(interval, patience time.Duration, targets ...Target) (*Prober, error)
 		p.wg.Go(func() { r.run(ctx, interval, patience, s, p.clock) })
 	}
 	return p, nil
+}
+
+// Reach makes three attempts at each target, and returns an error for each target at which one failed.
+func Reach(ctx context.Context, targets ...Target) error {
+	p, err := Start(20*time.Millisecond, 2*time.Second, targets...)
+	if err != nil {
+		return err
+	}
+	p.Wait(ctx, 3)
+	var errs []error
+	for _, result := range p.Stop() {
+		if len(result.Failed) > 0 {
+			errs = append(errs, fmt.Errorf("%s: %v", result.Name, result.Failed[0]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Wait waits until a number of further attempts at each target have begun, or ctx ends.
+func (p *Prober) Wait(ctx context.Context, more int) {
+	for until := p.Tried() + more; p.Tried() < until; {
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Stop waits for the running attempts and returns the results in the order of the targets.

@@ -108,7 +108,7 @@ static __always_inline enum sl_reason deliver_answer(struct __sk_buff *skb, stru
 		return reason == SL_REASON_CONNECTION_INVALID ? SL_REASON_PROXY_FORGED : reason;
 	dst = endpoint_at(p->dst_slot);
 	/* Only a packet of the proxy itself can be too big. If no rule redirects the connection
-	 * now, the proxy has no part in it.
+	 * now, the proxy has no part in it, unless the proxy ends it.
 	 */
 	if (!dst || !p->egress.redirects || is_too_large(skb, dst))
 		return SL_REASON_PROXY_FORGED;

@@ -9,6 +9,8 @@
  * If the policy of the client has changed, a segment may name another set than its socket. The
  * program then turns the segment into a reset: the socket ends, and the client opens a new
  * connection, which gets the new set.
+ * If no rule redirects any more, the segment names SL_SET_HELD, and the socket keeps its set: a
+ * connection cannot leave the proxy.
  */
 
 #include <linux/if_ether.h>
@@ -121,7 +123,11 @@ static __always_inline int reset(struct __sk_buff *skb, const struct segment *s)
 /* Whether the rule set or client in a segment differs from the mark of its socket. */
 static __always_inline bool is_stale(const struct bpf_sock *sk, __u32 mark)
 {
-	return sk && sk->state != SL_STATE_LISTEN && sk->mark != mark;
+	if (!sk || sk->state == SL_STATE_LISTEN)
+		return false;
+	if ((mark & 0xffff) == SL_SET_HELD)
+		return sk->mark >> 16 != mark >> 16;
+	return sk->mark != mark;
 }
 
 /* size is the size of the tuples. */

@@ -125,7 +125,7 @@ var All = []Bound{
 		},
 	},
 	{
-		Name: "rule-sets", Process: "sluice-policy", Default: "65,535", Divided: ByTenant,
+		Name: "rule-sets", Process: "sluice-policy", Default: "65,534", Divided: ByTenant,
 		Beyond: "sets of layer 7 rules of a tenant above its share have no number, and a proxy refuses their connections",
 		Shown:  "`sluice shares`, `sluice status`, `sluice_policy_exceeds_share`",
 		Tests:  []string{"TestOneTenantDoesNotTakeTheNumbersOfAnother", "TestOneTenantDoesNotUseUpTheRuleSets"},

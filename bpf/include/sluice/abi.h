@@ -525,6 +525,10 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 /* UDP: packets of the connection go through the tunnel device, because one was large: see
  * from_underlay.c */
 #define SL_CT_BY_DEVICE 0x40000
+/* TCP, with SL_CT_PROXY: the proxy ends it. Without a rule that redirects, its segments still go to
+ * the proxy. Such a connection has no position in a ring.
+ */
+#define SL_CT_HELD 0x80000
 /*
  * bits 31..19: the position in its ring; 0: unknown, because an earlier version created the entry
  */
@@ -749,6 +753,7 @@ _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
 /* sl_side.redirects: the deciding rule redirects, and the proxy may let the packet pass */
 #define SL_REDIRECTS_TO_PROXY 1
 #define SL_REDIRECTS_NOT_NOW 2 /* without the proxy: it is unavailable, or audit mode is on */
+#define SL_REDIRECTS_HELD 3 /* to the proxy, which has the connection; now no rule redirects it */
 
 /* The verdict of one side. */
 struct sl_side {

@@ -381,6 +381,8 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 		 * packet */
 		if (p->hook == SL_INGRESS)
 			__sync_fetch_and_or(&ct->flags, SL_CT_VIA_STACK);
+		if (unlikely(is_held(flags)) && !held_flag(p))
+			__sync_fetch_and_and(&ct->flags, ~SL_CT_HELD);
 		restamp(p, ct, READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs);
 		recall_service(p, ct);
 		advance(p, ct);
@@ -434,6 +436,17 @@ static __always_inline __u32 known_peer(const struct sl_packet *p, const struct 
 	if (responder_is_far(p))
 		return differ & 0xffff ? 0 : ct->id_resp;
 	return differ >> 16 ? 0 : ct->id_init;
+}
+
+/*
+ * A connection that the proxy has stays with it: the server knows only the sequence numbers of the
+ * proxy's socket. If the proxy has ended, the stack of its namespace resets the connection.
+ */
+static __always_inline void keep_with_proxy(struct sl_packet *p, const struct sl_ct *ct)
+{
+	if (is_held(READ_ONCE(ct->flags)) && p->egress.redirects != SL_REDIRECTS_TO_PROXY &&
+	    has_namespace())
+		p->egress.redirects = SL_REDIRECTS_HELD;
 }
 
 /* A client that the host masquerades is evaluated with the identity of the world. */
@@ -497,6 +510,7 @@ __noinline enum sl_reason admit_anew(struct __sk_buff *skb, struct sl_packet *p)
 			terminate(p, ct);
 		return reason;
 	}
+	keep_with_proxy(p, ct);
 	restamp(p, ct, epochs, where, addr_epochs);
 	recall_service(p, ct);
 	if (moved) {

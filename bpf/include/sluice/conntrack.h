@@ -470,6 +470,18 @@ static __always_inline bool begins_in_stack(const struct sl_packet *p)
 	return true;
 }
 
+/* Whether the proxy ends the connection. Without SL_CT_PROXY, the bit is part of a position. */
+static __always_inline bool is_held(__u32 flags)
+{
+	return (flags & (SL_CT_PROXY | SL_CT_HELD)) == (SL_CT_PROXY | SL_CT_HELD);
+}
+
+/* SL_CT_HELD, if the segment goes to the proxy. */
+static __always_inline __u32 held_flag(const struct sl_packet *p)
+{
+	return p->proto == SL_TCP && p->egress.redirects == SL_REDIRECTS_TO_PROXY ? SL_CT_HELD : 0;
+}
+
 /* Creates the entry of a connection that both sides allow. */
 __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs, __u32 flags)
 {
@@ -498,7 +510,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	if (begins_in_stack(p))
 		ct->flags |= SL_CT_VIA_STACK;
 	if (p->egress.redirects)
-		ct->flags |= SL_CT_PROXY;
+		ct->flags |= SL_CT_PROXY | held_flag(p);
 	if (p->reply ? !p->low : p->low)
 		ct->flags |= SL_CT_ORIG_LO;
 
@@ -694,7 +706,7 @@ __noinline int restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u6
 	__u64 busy = (__u64)SL_EPOCHS_BUSY << 32 | (SL_EPOCHS_BUSY - bpf_get_smp_processor_id());
 	__u64 new_where, new_epochs, new_ids, new_rules, old;
 	__u64 *ids, *rules, *nat;
-	__u32 id_i, id_r;
+	__u32 id_i, id_r, proxy;
 
 	_Static_assert(offsetof(struct sl_ct, id_init) == 16 &&
 			       offsetof(struct sl_ct, id_resp) == 20,
@@ -720,8 +732,9 @@ __noinline int restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u6
 	/* Set before the epochs: with new epochs but no flag, packets would bypass the proxy. Never
 	 * cleared: if the map has reassigned the element to another connection, the packets of that
 	 * connection would bypass the proxy. */
-	if (p->egress.redirects && !(READ_ONCE(ct->flags) & SL_CT_PROXY))
-		__sync_fetch_and_or(&ct->flags, SL_CT_PROXY);
+	proxy = p->egress.redirects ? SL_CT_PROXY | held_flag(p) : 0;
+	if (proxy & ~READ_ONCE(ct->flags))
+		__sync_fetch_and_or(&ct->flags, proxy);
 	new_ids = (__u64)id_r << 32 | id_i;
 	if (epochs == new_epochs && where == new_where && READ_ONCE(*ids) == new_ids &&
 	    node_of_connection(ct) == p->node)

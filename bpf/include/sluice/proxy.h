@@ -62,6 +62,14 @@ static __always_inline bool is_device_of(__u32 ifindex, __u32 kind)
 	return proxy && ifindex && (__u32)proxy_word(proxy) == ifindex;
 }
 
+/* Whether there is a proxy namespace. */
+static __always_inline bool has_namespace(void)
+{
+	struct sl_proxy *proxy = proxy_of(SL_PROXY_DNS_TCP);
+
+	return proxy && (__u32)proxy_word(proxy);
+}
+
 /* Whether packets of a proxy arrive by the device. */
 static __always_inline bool is_of_proxy(__u32 ifindex)
 {

@@ -30,7 +30,8 @@
 /* Whether a proxy must hold the packet. Only egress rules of local pods redirect. */
 static __always_inline bool is_redirected(const struct sl_packet *p)
 {
-	return unlikely(p->egress.redirects == SL_REDIRECTS_TO_PROXY);
+	return unlikely(p->egress.redirects == SL_REDIRECTS_TO_PROXY ||
+			p->egress.redirects == SL_REDIRECTS_HELD);
 }
 
 static __always_inline bool is_of_pod(__u16 slot)
@@ -38,7 +39,7 @@ static __always_inline bool is_of_pod(__u16 slot)
 	return slot != SL_SLOT_NONE && slot != SL_SLOT_HOST;
 }
 
-/* The set of the rule that redirects the packet; 0: none. */
+/* The set of the rule that redirects the packet, or SL_SET_HELD; 0: none. */
 __noinline int rule_set_of(struct sl_packet *p)
 {
 	const struct sl_table *table;
@@ -47,6 +48,8 @@ __noinline int rule_set_of(struct sl_packet *p)
 
 	if (!p || !is_redirected(p))
 		return 0;
+	if (p->egress.redirects == SL_REDIRECTS_HELD)
+		return SL_SET_HELD;
 	id = p->egress.table;
 	table = bpf_map_lookup_elem(&sl_table, &id);
 	if (!table)

@@ -21,6 +21,10 @@ struct sl_tag {
 _Static_assert(sizeof(struct sl_tag) == 2 * ETH_ALEN, "the Ethernet addresses");
 
 #define SL_TAG_VERSION 1
+/* Instead of a set: no rule redirects the connection now, but the proxy has it. No set has this
+ * number.
+ */
+#define SL_SET_HELD 0xffff
 #define SL_TAG_OF_INITIATOR 1
 #define SL_TAG_OF_RESPONDER 2
 

@@ -15,12 +15,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/policytable"
 	namespace "github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/proxymap"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
@@ -40,6 +42,8 @@ type relay struct {
 	space *proxyns.Space
 	use   proxyns.Use
 	ctx   context.Context
+
+	cancel context.CancelFunc
 
 	mu  sync.Mutex
 	all []relayed // guarded by mu
@@ -68,7 +72,7 @@ func newRelay(t *testing.T, k *Kernel, ns netns.NsHandle) *relay {
 	must(t, "open the proxy namespace", err)
 	var running sync.WaitGroup
 	ctx, cancel := context.WithCancel(context.Background())
-	r.ctx = ctx
+	r.ctx, r.cancel = ctx, cancel
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()
@@ -100,6 +104,9 @@ func newRelay(t *testing.T, k *Kernel, ns netns.NsHandle) *relay {
 	}
 	return r
 }
+
+// abandon ends the connections of the proxy, as the kernel does when the process is killed.
+func (r *relay) abandon() { r.cancel() }
 
 func (r *relay) attached(is bool) {
 	r.t.Helper()
@@ -358,6 +365,185 @@ func TestKernelChangedSetResetsTheConnection(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestKernelConnectionStaysWithTheProxyUntilItEnds: a policy that no longer redirects a connection leaves it with the
+// proxy, because the server knows only the proxy's sequence numbers. New connections bypass the proxy.
+func TestKernelConnectionStaysWithTheProxyUntilItEnds(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		client, near := f.a.pod, f.a.newPod(t, 20)
+		putNames(t, f.a.k)
+		proxy := newRelay(t, f.a.k, f.a.ns)
+		for i, addr := range client.Addrs() {
+			f.routeFromOutside(t, addr, f.a)
+			for _, c := range []struct {
+				what string
+				ns   netns.NsHandle
+				at   netip.Addr
+			}{
+				{"a pod of this node", near.ns, near.Addrs()[i]},
+				{"a pod of another node", f.b.pod.ns, f.b.pod.Addrs()[i]},
+				{"outside", f.outsider, f.outsideAddrs()[i]},
+				{"the host", f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[i]},
+			} {
+				t.Run(c.what+" "+addr.String(), func(t *testing.T) {
+					server := netip.AddrPortFrom(c.at, dnsPort)
+					clients := echoServer(t, c.ns, server)
+					names(t, f.a.k, client, namesOf7)
+					conn, err := dialPod(t, client, server)
+					must(t, "connect", err)
+					exchangeText(t, conn, "hello")
+					<-clients
+					proxy.taken()
+
+					names(t, f.a.k, client, nodetable.Allow)
+					before := f.a.counters(t)
+					exchangeText(t, conn, "still there")
+					large := make([]byte, 300_000)
+					go func() { _, _ = conn.Write(large) }()
+					if _, err := io.ReadFull(conn, make([]byte, len(large))); err != nil {
+						t.Errorf("receive %d bytes: %v", len(large), err)
+					}
+					wantNoDrops(t, "a", f.a.gained(t, before))
+
+					again, err := dialPod(t, client, server)
+					must(t, "connect without a redirect", err)
+					exchangeText(t, again, "directly")
+					if all := proxy.taken(); len(all) != 0 {
+						t.Errorf("the proxy has accepted %v, although no rule redirects", all)
+					}
+				})
+			}
+		}
+	})
+}
+
+// TestKernelPortOfAProxiedConnectionIsUsedAgain: without the redirect, the next connection from the same port bypasses
+// the proxy, although its entry was one of a connection that the proxy had.
+func TestKernelPortOfAProxiedConnectionIsUsedAgain(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	client, near := f.a.pod, f.a.newPod(t, 20)
+	putNames(t, f.a.k)
+	proxy := newRelay(t, f.a.k, f.a.ns)
+	for i := range client.Addrs() {
+		server := netip.AddrPortFrom(near.Addrs()[i], dnsPort)
+		echoServer(t, near.ns, server)
+		names(t, f.a.k, client, namesOf7)
+		conn, err := dialPod(t, client, server)
+		must(t, "connect", err)
+		exchangeText(t, conn, "hello")
+		names(t, f.a.k, client, nodetable.Allow)
+		exchangeText(t, conn, "still there")
+		proxy.taken()
+		must(t, "end with a reset", conn.(*net.TCPConn).SetLinger(0))
+		own := conn.LocalAddr().(*net.TCPAddr)
+		conn.Close()
+		var again net.Conn
+		inNetns(t, client.ns, func() {
+			d := net.Dialer{LocalAddr: own, Timeout: 5 * time.Second}
+			again, err = d.Dial("tcp", server.String())
+		})
+		must(t, "connect from the same port", err)
+		t.Cleanup(func() { again.Close() })
+		must(t, "deadline", again.SetDeadline(time.Now().Add(servicetest.Patience)))
+		exchangeText(t, again, "directly")
+		if all := proxy.taken(); len(all) != 0 {
+			t.Errorf("the proxy has accepted %v, although no rule redirects", all)
+		}
+	}
+}
+
+// TestKernelAuditModeLeavesConnectionsWithTheProxy: audit mode redirects nothing, but an open connection goes on.
+func TestKernelAuditModeLeavesConnectionsWithTheProxy(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	client, near := f.a.pod, f.a.newPod(t, 20)
+	putNames(t, f.a.k)
+	names(t, f.a.k, client, namesOf7)
+	proxy := newRelay(t, f.a.k, f.a.ns)
+	for i := range client.Addrs() {
+		server := netip.AddrPortFrom(near.Addrs()[i], dnsPort)
+		clients := echoServer(t, near.ns, server)
+		conn, err := dialPod(t, client, server)
+		must(t, "connect", err)
+		exchangeText(t, conn, "hello")
+		<-clients
+		proxy.taken()
+		for _, on := range []bool{true, false} {
+			must(t, "SetAudit", f.a.k.Endpoints.SetAudit(t.Context(), on, client.Slot))
+			exchangeText(t, conn, "audit mode changes")
+			if on {
+				again, err := dialPod(t, client, server)
+				must(t, "connect in audit mode", err)
+				exchangeText(t, again, "directly")
+				<-clients
+			}
+		}
+		if all := proxy.taken(); len(all) != 0 {
+			t.Errorf("the proxy has accepted %v in audit mode", all)
+		}
+	}
+}
+
+// TestKernelHalfOpenConnectionsKeepNobodyFromTheProxy: a pod begins connections to the proxy from raw sockets, and
+// completes none. Another pod connects meanwhile.
+func TestKernelHalfOpenConnectionsKeepNobodyFromTheProxy(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	client, near, evil := f.a.pod, f.a.newPod(t, 20), f.a.newPod(t, 21)
+	putNames(t, f.a.k)
+	names(t, f.a.k, client, namesOf7)
+	names(t, f.a.k, evil, namesOf8)
+	proxy := newRelay(t, f.a.k, f.a.ns)
+	server := netip.AddrPortFrom(near.IPv4, dnsPort)
+	echoServer(t, near.ns, server)
+	inNetns(t, evil.ns, func() { // its kernel would reset what it did not begin
+		l, err := netlink.LinkByName("eth0")
+		must(t, "find", err)
+		must(t, "remove the address", netlink.AddrDel(l, &netlink.Addr{IPNet: ipNet(evil.IPv4)}))
+	})
+	for round := range 16 {
+		frames := make([][]byte, 1024)
+		for i := range frames {
+			syn := segmentAt(uint16(1024+round*1024+i), dnsPort, flagSYN, uint32(i), 0)
+			frames[i] = frame(evil.HostMAC, evil.MAC, etherIPv4, summed(evil.IPv4, near.IPv4, syn))
+		}
+		beat(t, f.a.k, 0) // the evil pod gets its share of a new window
+		inNetns(t, evil.ns, func() { sendRaw(t, "eth0", frames...) })
+		beat(t, f.a.k, 0)
+		conn, err := dialPod(t, client, server)
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+		exchangeText(t, conn, "hello")
+		conn.Close()
+		for _, c := range proxy.taken() {
+			if c.client.Addr() != client.IPv4 {
+				t.Errorf("round %d: the proxy has accepted %v", round, c)
+			}
+		}
+	}
+}
+
+// TestKernelConnectionEndsWithItsProxy: without the proxy, a connection that it had is reset, although the policy would
+// let its segments pass to the server.
+func TestKernelConnectionEndsWithItsProxy(t *testing.T) {
+	f := newFabric(t, RoutingOverlay, false)
+	client, near := f.a.pod, f.a.newPod(t, 20)
+	putNames(t, f.a.k)
+	server := netip.AddrPortFrom(near.IPv4, dnsPort)
+	echoServer(t, near.ns, server)
+	names(t, f.a.k, client, namesOfAll)
+	proxy := newRelay(t, f.a.k, f.a.ns)
+	conn, err := dialPod(t, client, server)
+	must(t, "connect", err)
+	exchangeText(t, conn, "hello")
+	proxy.attached(false) // the rule now lets new connections pass
+	exchangeText(t, conn, "still there")
+	names(t, f.a.k, client, nodetable.Allow)
+	proxy.abandon()
+	_, _ = conn.Write([]byte("more"))
+	if n, err := conn.Read(make([]byte, 10)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read %d bytes, %v, want the end of the connection", n, err)
+	}
 }
 
 // TestKernelConnectionsWhileTheProxyIsAway: without a lease, a rule that restricts names drops new connections, and a

@@ -25,7 +25,8 @@ const fileName = "rulesets"
 
 const (
 	slotSize = len(layer7.Digest{}) + crc32.Size
-	fileSize = (Size + 1) * slotSize
+	fileSize = slots * slotSize
+	slots    = 65_536 // those above Size are unused
 )
 
 // header is the first slot of the file, which no rule set uses.

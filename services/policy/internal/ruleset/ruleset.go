@@ -23,8 +23,9 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/layer7"
 )
 
-// Size is how many numbers exist: 1 to 65,535.
-const Size = 65_535
+// Size is the number of numbers: 1 to 65,534. 65,535 is SL_SET_HELD: a connection that a proxy has, and that no rule
+// redirects any more.
+const Size = 65_534
 
 // Bytes limits the memory for sets, as the sum of their Size. A set counts while a table uses it, because each proxy
 // then has a copy. The union of several policies also counts while the compiler keeps it.

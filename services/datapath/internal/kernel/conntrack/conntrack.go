@@ -46,6 +46,7 @@ const (
 	InRing            Flags = 0x10000
 	Returned          Flags = 0x20000
 	ByDevice          Flags = 0x40000
+	Held              Flags = 0x80000
 )
 
 // Closing reports whether both ends have sent FIN, or one has sent RST, so that only late packets can follow.

@@ -223,7 +223,7 @@ static __always_inline void fill_peer(struct sl_sock_peer *p, const struct sl_ch
 /*
  * Remembers a translation. A connection's translation replaces all others. For calls with an
  * explicit destination, the last SL_SOCKET_PEERS different backends are kept, each with the
- * address by which it was last requested.
+ * address by which it was last requested; the backend of a connection keeps its address.
  */
 static __always_inline bool remember(struct bpf_sock_addr *ctx, const struct sl_choice *c,
 				     const __u8 *asked, __u16 asked_port, bool connect)
@@ -247,7 +247,9 @@ static __always_inline bool remember(struct bpf_sock_addr *ctx, const struct sl_
 	}
 	for (i = 0; i < SL_SOCKET_PEERS; i++) {
 		if (peer_is(&s->peer[i], c->addr, c->port, c->family)) {
-			fill_peer(&s->peer[i], c, asked, asked_port);
+			/* a datagram does not change by which service the socket is connected */
+			if (i || !s->connected)
+				fill_peer(&s->peer[i], c, asked, asked_port);
 			return true;
 		}
 	}

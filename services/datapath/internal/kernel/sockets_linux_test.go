@@ -440,7 +440,7 @@ func newNodeWithServices(t *testing.T, w way) (
 }
 
 // TestKernelConnectedUDPSocketShowsItsService: getpeername on a connected UDP socket returns its service, also after
-// datagrams to more services than a socket remembers.
+// datagrams to more services than a socket remembers, and to another service with the same backend.
 func TestKernelConnectedUDPSocketShowsItsService(t *testing.T) {
 	for _, w := range []way{udp4, udp46, udp6} {
 		t.Run(w.name, func(t *testing.T) {
@@ -449,7 +449,9 @@ func TestKernelConnectedUDPSocketShowsItsService(t *testing.T) {
 			defer unix.Close(fd)
 			_, err := w.askBy(t, fd, services[0])
 			must(t, "connect", err)
-			for _, s := range services[1:] {
+			other := netip.AddrPortFrom(services[0].Addr(), services[0].Port()+1)
+			n.service(20, other, bpf.MapsSlFront{}, 1)
+			for _, s := range append(services[1:], other) {
 				must(t, "send", w.send(fd, s))
 			}
 			peer, err := unix.Getpeername(fd)

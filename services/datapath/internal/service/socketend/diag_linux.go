@@ -27,16 +27,15 @@ var (
 	errNoUDPDiag = errors.New("the kernel lacks udp_diag (CONFIG_INET_UDP_DIAG), or may not load it")
 )
 
-// destroy ends UDP sockets of a namespace and returns how many it ended. Sockets that are closed, or whose addresses
-// have changed, do not count.
-func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error) {
+// destroy ends UDP sockets of a namespace. It returns how many it ended, and those that the kernel did not find: they
+// are closed, their addresses have changed, or another socket has the same addresses.
+func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, missed []socketlist.Socket, err error) {
 	c, err := netlink.Dial(unix.NETLINK_SOCK_DIAG, &netlink.Config{NetNS: ns.Fd()})
 	if err != nil {
-		return 0, fmt.Errorf("end sockets: %w", err)
+		return 0, nil, fmt.Errorf("end sockets: %w", err)
 	}
 	defer c.Close()
 	var errs []error
-	missing := false
 	for _, s := range sockets {
 		_, err := c.Execute(netlink.Message{
 			Header: netlink.Header{Type: sockDestroy, Flags: netlink.Request | netlink.Acknowledge},
@@ -46,18 +45,18 @@ func destroy(ns *netns.Namespace, sockets []socketlist.Socket) (n int, err error
 		case err == nil:
 			n++
 		case errors.Is(err, unix.EOPNOTSUPP):
-			return n, fmt.Errorf("end sockets: %w: %w", err, errNoDestroy)
+			return n, nil, fmt.Errorf("end sockets: %w: %w", err, errNoDestroy)
 		case errors.Is(err, unix.ENOENT):
-			missing = true
+			missed = append(missed, s)
 		default:
 			errs = append(errs, fmt.Errorf("end the socket that is connected to %v: %w", s.Remote, err))
 		}
 	}
 	// a kernel without udp_diag returns ENOENT for every UDP socket
-	if missing && n == 0 && !lists(c, sockets[0].Family, unix.IPPROTO_UDP) {
+	if len(missed) > 0 && n == 0 && !lists(c, sockets[0].Family, unix.IPPROTO_UDP) {
 		errs = append(errs, fmt.Errorf("end sockets: %w", errNoUDPDiag))
 	}
-	return n, errors.Join(errs...)
+	return n, missed, errors.Join(errs...)
 }
 
 // lists reports whether the kernel can list the sockets of a protocol, by requesting an empty list.

@@ -17,6 +17,7 @@ package socketend
 import (
 	"context"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
@@ -38,7 +39,16 @@ type Options struct {
 type Ender struct {
 	o     Options
 	ended atomic.Uint64
+
+	mu sync.Mutex
+	// missed are the sockets that the last complete call of End did not find; guarded by mu
+	missed map[socketlist.ID]struct{}
 }
+
+// mostMissed limits the IDs that sockets of a namespace keep in use although End has not found them. The kernel finds a
+// socket by its addresses, so a socket with a twin cannot be ended. Otherwise a pod with such sockets would keep the IDs
+// of all removed backends, also of Services of other tenants, for which these IDs count.
+const mostMissed = 64
 
 // New returns an Ender.
 func New(o Options) *Ender { return &Ender{o: o} }
@@ -50,7 +60,8 @@ func (e *Ender) Ended() uint64 { return e.ended.Load() }
 // it returns no error, none is left, provided that every call of connect that began before the removal has returned. It
 // may be called again.
 func (e *Ender) End(ctx context.Context) error {
-	return e.o.Each(ctx, func(ns *netns.Namespace) error {
+	missed := make(map[socketlist.ID]struct{})
+	err := e.o.Each(ctx, func(ns *netns.Namespace) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -64,10 +75,28 @@ func (e *Ender) End(ctx context.Context) error {
 		if len(sockets) == 0 {
 			return nil
 		}
-		n, err := destroy(ns, sockets)
+		n, left, err := destroy(ns, sockets)
 		e.ended.Add(uint64(n))
+		for _, s := range left {
+			missed[s.ID] = struct{}{}
+		}
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.missed = missed
+	return nil
+}
+
+// isMissed reports whether a socket sends to a removed backend, and End has not found it.
+func (e *Ender) isMissed(s socketlist.Socket) bool {
+	e.mu.Lock()
+	_, missed := e.missed[s.ID]
+	e.mu.Unlock()
+	return missed && !e.o.Keeps(s.Front, s.IPv6, s.Backend, s.Generation)
 }
 
 // Named returns the IDs that End evaluates. Of all sockets, only connected UDP sockets rely on an ID after its removal:
@@ -75,6 +104,9 @@ func (e *Ender) End(ctx context.Context) error {
 //   - Connected UDP sockets are listed here. An ended socket sends nothing, whatever ID its storage has.
 //   - The storage of other sockets is only read by address. They may reference any ID.
 //   - Affinity selects a member of the current list with the same generation, or nothing.
+//
+// Of the sockets that End has not found, at most mostMissed of a namespace count. An ID that another backend gets then
+// protects such a socket from End, and nothing else.
 //
 // Sockets in namespaces of neither the node nor an endpoint are not ended, and keep no ID in use.
 func (e *Ender) Named(ctx context.Context) (servicemap.Numbers, error) {
@@ -84,10 +116,17 @@ func (e *Ender) Named(ctx context.Context) (servicemap.Numbers, error) {
 			return err
 		}
 		sockets, err := e.o.Sockets.In(ns)
+		missed := 0
 		for _, s := range sockets {
-			if s.Remote.Port() != 0 {
-				n.Name(s.Front, s.IPv6, s.Backend)
+			if s.Remote.Port() == 0 {
+				continue
 			}
+			if e.isMissed(s) {
+				if missed++; missed > mostMissed {
+					continue
+				}
+			}
+			n.Name(s.Front, s.IPv6, s.Backend)
 		}
 		return err
 	})

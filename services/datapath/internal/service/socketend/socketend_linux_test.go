@@ -479,6 +479,52 @@ func TestKernelConnectedUDPSocketsNameNumbers(t *testing.T) {
 	want("once it is closed", false)
 }
 
+// TestKernelSocketsThatCannotBeEndedKeepFewNumbers: a process keeps its sockets from being ended by twins, which have
+// the same addresses and no Service. Few of the IDs of removed backends stay in use by them.
+func TestKernelSocketsThatCannotBeEndedKeepFewNumbers(t *testing.T) {
+	const sockets, firstBackend = mostMissed + 50, 1000
+	w := newWorld(t)
+	e := w.ender()
+	var twins []net.Conn
+	for i := range sockets {
+		local, remote := fmt.Sprintf("127.0.0.1:%d", 31000+i), "127.0.0.1:30002"
+		stale := twin(t, w.known[0], local, remote)
+		w.rememberBy(stale.(syscall.Conn), theFront, uint32(firstBackend+i), 0, true)
+		twins = append(twins, twin(t, w.known[0], local, remote))
+	}
+	other := w.connect(w.known[1], "udp", w.serve(w.known[1], "udp", "127.0.0.1:0"), active)
+	defer other.Close()
+	named := func() int {
+		t.Helper()
+		n, err := e.Named(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := n.Backends[0][active]; !ok {
+			t.Error("the ID of the other namespace's socket is free")
+		}
+		return len(n.Backends[0]) - 1
+	}
+	if got := named(); got != sockets {
+		t.Errorf("before the sockets are ended, they keep %d IDs, want %d", got, sockets)
+	}
+	if err := e.End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := named(); got != mostMissed {
+		t.Errorf("sockets that cannot be ended keep %d IDs, want %d", got, mostMissed)
+	}
+	for _, c := range twins {
+		c.Close()
+	}
+	if err := e.End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := named(); got != 0 || e.Ended() != sockets {
+		t.Errorf("without twins, %d IDs are in use, and %d sockets were ended, want 0 and %d", got, e.Ended(), sockets)
+	}
+}
+
 // TestKernelEndStopsWithItsContext tests that End returns the context's error.
 func TestKernelEndStopsWithItsContext(t *testing.T) {
 	w := newWorld(t)

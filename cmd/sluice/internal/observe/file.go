@@ -275,6 +275,11 @@ func (w *file) append(line []byte) error {
 			return err
 		}
 	}
+	if w.size == 0 { // an empty file may have been readable by others
+		if err := w.f.Chmod(0o600); err != nil {
+			return err
+		}
+	}
 	n, err := w.f.Write(line)
 	if err == nil {
 		w.size += int64(n)

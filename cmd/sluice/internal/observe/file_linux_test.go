@@ -190,9 +190,15 @@ func TestOutputFileIsOnesOwn(t *testing.T) {
 	if err := os.WriteFile(empty, nil, 0o644); err != nil { //nolint:gosec // meant
 		t.Fatal(err)
 	}
-	newFile(t, empty, 1<<20, 2)
+	unwritten, _ := newFile(t, empty, 1<<20, 2)
 	if info, err := os.Stat(empty); err != nil || info.Mode().Perm() != 0o644 {
 		t.Errorf("an empty file of another program has the mode %v, %v", info.Mode(), err)
+	}
+	if err := unwritten.Write(repairOf(3)); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(empty); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("with an event, a file that others could read has the mode %v, %v", info.Mode(), err)
 	}
 	link, fifo := filepath.Join(dir, "link"), filepath.Join(dir, "fifo")
 	if err := os.Symlink(path, link); err != nil {

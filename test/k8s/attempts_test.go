@@ -50,7 +50,9 @@ func (n sluiceNode) attempts() *attempts {
 	for i := range n.c.Nodes() {
 		pid, err := n.c.NodePID(i)
 		n.must(err)
-		hosts = append(hosts, host{fmt.Sprintf("/proc/%d/ns/net", pid), machine.NodeAddress(i), fmt.Sprintf("fd00:200::%d", 11+i)})
+		hosts = append(hosts, host{
+			fmt.Sprintf("/proc/%d/ns/net", pid), machine.NodeAddress(i), fmt.Sprintf("fd00:200::%d", 11+i),
+		})
 	}
 	clusterIPs := strings.Fields(a.service(namespace, "open", 2*len(hosts)+4))
 	balancers := []string{balancerAddress, balancerAddress6}

@@ -37,7 +37,9 @@ func TestKernelForgedEndsMoveNoConnection(t *testing.T) {
 			must(t, "deadline", c.SetDeadline(time.Now().Add(servicetest.Patience)))
 			exchangeText(t, c, "hello")
 			port := c.LocalAddr().(*net.TCPAddr).AddrPort().Port()
-			for _, flags := range [][]byte{{flagRST, flagSYN}, {flagRST | flagACK, flagSYN}, {flagFIN | flagACK, flagRST, flagSYN}} {
+			for _, flags := range [][]byte{
+				{flagRST, flagSYN}, {flagRST | flagACK, flagSYN}, {flagFIN | flagACK, flagRST, flagSYN},
+			} {
 				for i, flag := range flags {
 					forged := segmentAt(port, nodePort.Port(), flag, 0x10000000*uint32(i+1), 0x70000000)
 					f.fromOutside(t, f.a, summed(f.outside, f.a.addr4, forged))

@@ -46,8 +46,8 @@ type Ender struct {
 }
 
 // mostMissed limits the IDs that sockets of a namespace keep in use although End has not found them. The kernel finds a
-// socket by its addresses, so a socket with a twin cannot be ended. Otherwise a pod with such sockets would keep the IDs
-// of all removed backends, also of Services of other tenants, for which these IDs count.
+// socket by its addresses, so a socket with a twin cannot be ended. Without the limit, a pod with such sockets could
+// keep the IDs of all removed backends, also of Services of other tenants, for which these IDs count.
 const mostMissed = 64
 
 // New returns an Ender.

@@ -76,35 +76,42 @@ func (n *testNode) nameServer(t *testing.T) *nameServer {
 
 func (s *nameServer) start(t *testing.T, n *testNode) {
 	t.Helper()
-	route := func(family int, p netip.Prefix, r netlink.Route) error {
-		r.Dst, r.Family = &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, family
-		return netlink.RouteAdd(&r)
-	}
-	if err := pod.In(n.Netns(), func() error {
-		return errors.Join(
-			route(netlink.FAMILY_V4, rotating4, netlink.Route{Gw: s.world.IPv4.AsSlice()}),
-			route(netlink.FAMILY_V6, rotating6, netlink.Route{Gw: s.world.IPv6.AsSlice()}),
-		)
-	}); err != nil {
-		t.Fatalf("route the addresses of names: %v", err)
-	}
-	if err := pod.In(s.world.Netns, func() error {
-		lo, err := netlink.LinkByName("lo")
-		if err != nil {
-			return err
-		}
-		local := netlink.Route{
-			LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
-		}
-		return errors.Join(
-			netlink.LinkSetUp(lo), route(netlink.FAMILY_V4, rotating4, local), route(netlink.FAMILY_V6, rotating6, local),
-		)
-	}); err != nil {
-		t.Fatalf("take the addresses of names: %v", err)
-	}
+	s.own(t, n, rotating4, rotating6)
 	serve(t, s.world, servedPort)
 	for _, address := range s.world.Addresses() {
 		s.listen(t, s.world, netip.AddrPortFrom(address, 53))
+	}
+}
+
+// own makes addresses belong to the host outside.
+func (s *nameServer) own(t *testing.T, n *testNode, ranges ...netip.Prefix) {
+	t.Helper()
+	route := func(p netip.Prefix, r netlink.Route) error {
+		r.Dst, r.Family = &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, netlink.FAMILY_V4
+		if p.Addr().Is6() {
+			r.Family = netlink.FAMILY_V6
+		}
+		return netlink.RouteAdd(&r)
+	}
+	for _, p := range ranges {
+		gateway := s.world.IPv4
+		if p.Addr().Is6() {
+			gateway = s.world.IPv6
+		}
+		if err := pod.In(n.Netns(), func() error { return route(p, netlink.Route{Gw: gateway.AsSlice()}) }); err != nil {
+			t.Fatalf("route the addresses of names: %v", err)
+		}
+		if err := pod.In(s.world.Netns, func() error {
+			lo, err := netlink.LinkByName("lo")
+			if err != nil {
+				return err
+			}
+			return errors.Join(netlink.LinkSetUp(lo), route(p, netlink.Route{
+				LinkIndex: lo.Attrs().Index, Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST,
+			}))
+		}); err != nil {
+			t.Fatalf("take the addresses of names: %v", err)
+		}
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/devnode"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/test/internal/cni"
 	"github.com/sluice-net/sluice/test/internal/pod"
@@ -185,9 +186,11 @@ func TestDNSMessagesAreObserved(t *testing.T) {
 	n := newNode(t, func(o *devnode.Options) { o.Hubble = true })
 	client := n.addPods(t, "client")[0]
 	s := n.nameServer(t)
-	enforce(t, n.policies(t), namesPolicy)
+	enforce(t, n.policies(t), streamPolicy)
 	events := n.observe(t, &datapathv1.ObserveRequest{Types: []datapathv1.FlowType{datapathv1.FlowType_FLOW_TYPE_DNS}})
-	r := newResolver(t, client, netip.AddrPortFrom(s.world.IPv4, 53))
+	server := netip.AddrPortFrom(s.world.IPv4, 53)
+	s.listenTCP(t, s.world, server)
+	r := newResolver(t, client, server)
 	for name, code := range map[string]dnsmessage.RCode{
 		"api.service.example.": 0, "blocked.test.": dnsmessage.RCodeRefused,
 	} {
@@ -195,10 +198,21 @@ func TestDNSMessagesAreObserved(t *testing.T) {
 			t.Fatalf("%s: %v, %v", name, got, err)
 		}
 	}
+	if _, _, err := askByTCP(dialDNS(t, client, server), "stream.service.example.", dnsmessage.TypeA); err != nil {
+		t.Fatal(err)
+	}
 	for what, match := range map[string]func(f *datapathv1.Flow) bool{
+		"the query over TCP": func(f *datapathv1.Flow) bool {
+			return f.GetDns().GetName() == "stream.service.example." && !f.GetReply() &&
+				f.GetProtocol() == netv1.Protocol_PROTOCOL_TCP
+		},
+		"its answer over TCP": func(f *datapathv1.Flow) bool {
+			return f.GetDns().GetName() == "stream.service.example." && f.GetReply() &&
+				f.GetProtocol() == netv1.Protocol_PROTOCOL_TCP
+		},
 		"the allowed query": func(f *datapathv1.Flow) bool {
 			return f.GetDns().GetName() == "api.service.example." && !f.GetReply() &&
-				f.GetVerdict() == datapathv1.Verdict_VERDICT_FORWARDED && f.GetDestination().GetPort() == 53 &&
+				f.GetProtocol() == netv1.Protocol_PROTOCOL_UDP && f.GetVerdict() == datapathv1.Verdict_VERDICT_FORWARDED && f.GetDestination().GetPort() == 53 &&
 				f.GetSource().GetPod().GetName() == client.Name && f.GetDestination().GetIdentity() != 0
 		},
 		"its answer": func(f *datapathv1.Flow) bool {
@@ -224,6 +238,10 @@ func TestDNSMessagesAreObserved(t *testing.T) {
 			if !strings.Contains(out, want) {
 				return fmt.Errorf("%s is missing in %s", want, out)
 			}
+		}
+		text, err = n.hubbleJSON(t, "GetFlows", `{"whitelist": [{"dns_query": ["^stream[.]"], "protocol": ["tcp"]}]}`)
+		if err != nil || !strings.Contains(string(text), `"TCP": {`) {
+			return fmt.Errorf("flows over TCP: %s, %w", text, err)
 		}
 		if strings.Contains(out, "blocked.test") {
 			return fmt.Errorf("the filter passes %s", out)

@@ -59,7 +59,7 @@ func (s *Server) reported(r *datapathv1.ReportedDNSMessage) (flow.Event, error) 
 	m := r.GetMessage()
 	e := flow.Event{
 		Type: flow.DNS, Time: r.GetTime().AsTime(), Verdict: flow.Forwarded, Reply: m.GetResponse(),
-		Source: client, Destination: server, Protocol: uint8(netv1.Protocol_PROTOCOL_UDP), EtherType: 0x0800,
+		Source: client, Destination: server, Protocol: protocolOf(r), EtherType: 0x0800,
 		Message: &flow.Message{
 			Response: m.GetResponse(), Name: m.GetName(), QueryType: uint16(m.GetQueryType()), //nolint:gosec // validated
 			Code: uint16(m.GetResponseCode()), Chain: m.GetCnameTargets(), TTL: m.GetTtlSeconds(), //nolint:gosec // validated
@@ -92,6 +92,14 @@ func (s *Server) reported(r *datapathv1.ReportedDNSMessage) (flow.Event, error) 
 	e.To, e.DestinationIdentity, to = s.ends.EndOf(e.Destination.Addr())
 	e.Node = max(from, to)
 	return e, nil
+}
+
+// protocolOf returns the protocol of the connection.
+func protocolOf(r *datapathv1.ReportedDNSMessage) uint8 {
+	if r.GetProtocol() == netv1.Protocol_PROTOCOL_TCP {
+		return uint8(netv1.Protocol_PROTOCOL_TCP)
+	}
+	return uint8(netv1.Protocol_PROTOCOL_UDP)
 }
 
 func addressAndPort(text string, port uint32) (netip.AddrPort, error) {

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/model/flow"
 	"github.com/sluice-net/sluice/model/workload"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/event"
 	"github.com/sluice-net/sluice/services/datapath/internal/observation/observe"
 )
@@ -45,6 +46,7 @@ func TestReportedMessagesAreEvents(t *testing.T) {
 	refused, answer := message(false), message(true)
 	refused.Dropped, refused.Message.ResponseCode = true, 5
 	answer.Message.Addresses, answer.Message.TtlSeconds = []string{"192.0.2.1"}, 30
+	answer.Protocol = netv1.Protocol_PROTOCOL_TCP
 	future := message(false)
 	future.Time = timestamppb.New(time.Now().Add(time.Hour))
 	req := &datapathv1.ReportDNSMessagesRequest{
@@ -72,7 +74,7 @@ func TestReportedMessagesAreEvents(t *testing.T) {
 		q.GetDns().GetResponseCode() != 5 || q.GetSourceMac() != "" || q.GetUuid() == "" || q.GetProtocol() != 17 {
 		t.Errorf("the query: %v", q)
 	}
-	if !a.GetReply() || a.GetDestination().GetIdentity() != 300 || a.GetSource().GetAddress() != "10.244.1.9" ||
+	if !a.GetReply() || a.GetProtocol() != netv1.Protocol_PROTOCOL_TCP || a.GetDestination().GetIdentity() != 300 || a.GetSource().GetAddress() != "10.244.1.9" ||
 		a.GetDns().GetAddresses()[0] != "192.0.2.1" || a.GetVerdict() != datapathv1.Verdict_VERDICT_FORWARDED {
 		t.Errorf("the answer: %v", a)
 	}

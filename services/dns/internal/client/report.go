@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/dns/internal/report"
 )
 
@@ -31,10 +32,14 @@ func (o *Observers) Send(ctx context.Context, messages []report.Message, lost ui
 		out := &datapathv1.ReportedDNSMessage{
 			Time: timestamppb.New(m.Time), ClientAddress: m.Client.Addr().Unmap().String(),
 			ClientPort: uint32(m.Client.Port()), ServerAddress: m.Server.Addr().Unmap().String(),
-			ServerPort: uint32(m.Server.Port()), Dropped: m.Dropped, Message: &datapathv1.DNSMessage{
+			ServerPort: uint32(m.Server.Port()), Protocol: netv1.Protocol_PROTOCOL_UDP, Dropped: m.Dropped,
+			Message: &datapathv1.DNSMessage{
 				Response: m.Response, Name: m.Name, QueryType: uint32(m.Type), ResponseCode: uint32(m.Code),
 				CnameTargets: m.Chain, TtlSeconds: uint32(m.TTL.Seconds()), Redacted: m.Redacted,
 			},
+		}
+		if m.TCP {
+			out.Protocol = netv1.Protocol_PROTOCOL_TCP
 		}
 		for _, a := range m.Addresses {
 			out.Message.Addresses = append(out.Message.Addresses, a.String())

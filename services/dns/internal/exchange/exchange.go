@@ -73,6 +73,7 @@ var errShare = errors.New("other answers need the memory")
 // Connection is a redirected connection.
 type Connection struct {
 	Client, Server netip.AddrPort
+	TCP            bool        // instead of UDP
 	Endpoint       uint16      // endpoint ID of the client; the limits for queries and held answers apply to it
 	Asker          names.Asker // the pod that pays for learned addresses
 	// Unknown is set if the pod of the endpoint is not known yet. It is then unknown which pods may use the addresses

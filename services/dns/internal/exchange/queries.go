@@ -15,6 +15,7 @@ import (
 // key identifies a query, together with its name.
 type key struct {
 	client, server  netip.AddrPort
+	tcp             bool
 	id, kind, class uint16
 	name            uint64 // hash
 }
@@ -42,7 +43,7 @@ func view(b []byte) string {
 }
 
 func (x *Exchange) key(c Connection, id, kind, class uint16, name []byte) key {
-	return key{c.Client, c.Server, id, kind, class, maphash.Bytes(x.seed, name)}
+	return key{c.Client, c.Server, c.TCP, id, kind, class, maphash.Bytes(x.seed, name)}
 }
 
 // note records a query that is forwarded.

@@ -18,7 +18,7 @@ func (x *Exchange) reportQuery(c Connection, q *message.Query, refused message.R
 		return
 	}
 	x.o.Report.Add(c.Endpoint, report.Message{
-		Time: x.o.Now(), Client: c.Client, Server: c.Server, Name: string(q.Name()), Type: q.Type,
+		Time: x.o.Now(), Client: c.Client, Server: c.Server, TCP: c.TCP, Name: string(q.Name()), Type: q.Type,
 		Dropped: refused != message.NoError, Code: uint16(refused),
 	})
 }
@@ -30,7 +30,7 @@ func (x *Exchange) reportAnswer(c Connection, r *reader, dropped bool) {
 	}
 	a := &r.answer
 	m := report.Message{
-		Time: x.o.Now(), Client: c.Client, Server: c.Server, Name: string(a.Name()), Type: a.Type, Response: true,
+		Time: x.o.Now(), Client: c.Client, Server: c.Server, TCP: c.TCP, Name: string(a.Name()), Type: a.Type, Response: true,
 		Dropped: dropped, Code: uint16(a.Code),
 	}
 	if !dropped { // the content of a dropped answer may be forged

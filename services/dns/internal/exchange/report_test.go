@@ -20,7 +20,11 @@ type reported struct {
 func (r *reported) Wants(endpoint uint16) bool { return endpoint != r.without }
 
 func (r *reported) Add(endpoint uint16, m report.Message) {
-	r.list = append(r.list, fmt.Sprint(endpoint, " ", m.Name, " ", m.Response, " ", m.Dropped, " ", m.Code, " ",
+	transport := "udp "
+	if m.TCP {
+		transport = "tcp "
+	}
+	r.list = append(r.list, transport+fmt.Sprint(endpoint, " ", m.Name, " ", m.Response, " ", m.Dropped, " ", m.Code, " ",
 		m.Addresses, " ", m.TTL))
 }
 
@@ -35,12 +39,18 @@ func TestMessagesAreReported(t *testing.T) {
 	other := client
 	other.Endpoint = 8
 	b.ask(t, other, 5, "www.example.com.")
+	overTCP := client
+	overTCP.TCP = true
+	b.ask(t, overTCP, 9, "www.example.com.")
+	b.Answer(client, answer(t, 9, "www.example.com.", "192.0.2.9")) // the query was not asked over UDP
 	want := []string{
-		"7 www.example.com. false false 0 [] 0s",
-		"7 www.example.net. false true 5 [] 0s",
-		"7 www.example.net.cluster.local. false true 3 [] 0s",
-		"7 www.example.com. true false 0 [192.0.2.1] 1m40s",
-		"7 www.example.com. true true 0 [] 0s",
+		"udp 7 www.example.com. false false 0 [] 0s",
+		"udp 7 www.example.net. false true 5 [] 0s",
+		"udp 7 www.example.net.cluster.local. false true 3 [] 0s",
+		"udp 7 www.example.com. true false 0 [192.0.2.1] 1m40s",
+		"udp 7 www.example.com. true true 0 [] 0s",
+		"tcp 7 www.example.com. false false 0 [] 0s",
+		"udp 7 www.example.com. true true 0 [] 0s",
 	}
 	if !slices.Equal(r.list, want) {
 		t.Errorf("got  %q\nwant %q", r.list, want)

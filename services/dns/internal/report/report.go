@@ -31,6 +31,7 @@ const callTime = 5 * time.Second
 type Message struct {
 	Time           time.Time
 	Client, Server netip.AddrPort
+	TCP            bool
 	Response       bool
 	Dropped        bool   // a refused query, or an answer that was dropped
 	Name           string // name in the question

@@ -53,6 +53,7 @@ type conn struct {
 // newConn returns a connection for an accepted socket. If it succeeds, it takes over the descriptor.
 func (s *Server) newConn(fd int, peer unix.Sockaddr) (*conn, error) {
 	c := &conn{s: s}
+	c.TCP = true
 	var ok bool
 	if c.Client, ok = address(peer); !ok {
 		return nil, errors.New("the client has no IP address")

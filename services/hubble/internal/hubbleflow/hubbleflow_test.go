@@ -260,6 +260,10 @@ func TestDNSMessageIsOfLayer7(t *testing.T) {
 			t.Errorf("namespace %s sees %s", namespace, text)
 		}
 	}
+	f.Protocol = netv1.Protocol_PROTOCOL_TCP
+	if got := (Converter{}).Flow(f).GetL4().GetTCP(); got.GetSourcePort() != f.GetSource().GetPort() {
+		t.Errorf("a message over TCP has the ports %v", got)
+	}
 	f.Dns = &datapathv1.DNSMessage{QueryType: 1, Redacted: true}
 	if text := (Converter{}).Flow(f).GetSummary(); text != "DNS Query (redacted) A" { //nolint:staticcheck // printed
 		t.Errorf("a redacted query: %s", text)

@@ -11,8 +11,8 @@ package datapathv1
 
 import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
-	v11 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
-	v1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
+	v1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
+	v11 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
@@ -583,7 +583,9 @@ type ReportedDNSMessage struct {
 	// The query was refused, or the answer was not passed on.
 	Dropped bool `protobuf:"varint,6,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	// The message.
-	Message       *DNSMessage `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	Message *DNSMessage `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	// Protocol of the connection: UDP or TCP. Unspecified: UDP, because earlier versions of sluice-dns do not set it.
+	Protocol      v1.Protocol `protobuf:"varint,8,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -665,6 +667,13 @@ func (x *ReportedDNSMessage) GetMessage() *DNSMessage {
 		return x.Message
 	}
 	return nil
+}
+
+func (x *ReportedDNSMessage) GetProtocol() v1.Protocol {
+	if x != nil {
+		return x.Protocol
+	}
+	return v1.Protocol(0)
 }
 
 // ReportDNSMessagesResponse is the answer of ReportDNSMessages.
@@ -823,7 +832,7 @@ type ObserveRequest struct {
 	// otherwise all of them.
 	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
 	// Events about the endpoints of these owners, on either side.
-	Owners []*v1.Owner `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
+	Owners []*v11.Owner `protobuf:"bytes,3,rep,name=owners,proto3" json:"owners,omitempty"`
 	// Events with one of these identities on either side.
 	Identities []uint32 `protobuf:"varint,4,rep,packed,name=identities,proto3" json:"identities,omitempty"`
 	// Events with an address in one of these prefixes on either side, or as the original destination.
@@ -831,9 +840,9 @@ type ObserveRequest struct {
 	// Reasons.
 	Reasons []Reason `protobuf:"varint,6,rep,packed,name=reasons,proto3,enum=sluice.datapath.v1.Reason" json:"reasons,omitempty"`
 	// Only this direction, relative to the endpoint.
-	Direction v11.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
+	Direction v1.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// IP protocols.
-	Protocols []v11.Protocol `protobuf:"varint,8,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
+	Protocols []v1.Protocol `protobuf:"varint,8,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
 	// Source, destination or original destination ports. Packets of protocols without ports do not match.
 	Ports []uint32 `protobuf:"varint,9,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// Verdicts.
@@ -911,7 +920,7 @@ func (x *ObserveRequest) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *ObserveRequest) GetOwners() []*v1.Owner {
+func (x *ObserveRequest) GetOwners() []*v11.Owner {
 	if x != nil {
 		return x.Owners
 	}
@@ -939,14 +948,14 @@ func (x *ObserveRequest) GetReasons() []Reason {
 	return nil
 }
 
-func (x *ObserveRequest) GetDirection() v11.Direction {
+func (x *ObserveRequest) GetDirection() v1.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return v11.Direction(0)
+	return v1.Direction(0)
 }
 
-func (x *ObserveRequest) GetProtocols() []v11.Protocol {
+func (x *ObserveRequest) GetProtocols() []v1.Protocol {
 	if x != nil {
 		return x.Protocols
 	}
@@ -1043,7 +1052,7 @@ func (x *ObserveRequest) GetAfterUuid() string {
 type FlowCriteria struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Owners of the source or destination endpoint.
-	Owners []*v1.Owner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
+	Owners []*v11.Owner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
 	// Kubernetes pods of the node that are the source or destination.
 	Pods []*PodName `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`
 	// Identities of the source or destination.
@@ -1053,9 +1062,9 @@ type FlowCriteria struct {
 	// Reasons.
 	Reasons []Reason `protobuf:"varint,5,rep,packed,name=reasons,proto3,enum=sluice.datapath.v1.Reason" json:"reasons,omitempty"`
 	// Direction, seen from the endpoint.
-	Direction v11.Direction `protobuf:"varint,6,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
+	Direction v1.Direction `protobuf:"varint,6,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// IP protocols.
-	Protocols []v11.Protocol `protobuf:"varint,7,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
+	Protocols []v1.Protocol `protobuf:"varint,7,rep,packed,name=protocols,proto3,enum=sluice.net.v1.Protocol" json:"protocols,omitempty"`
 	// Source, destination or original destination ports.
 	Ports []uint32 `protobuf:"varint,8,rep,packed,name=ports,proto3" json:"ports,omitempty"`
 	// Verdicts.
@@ -1104,7 +1113,7 @@ func (*FlowCriteria) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *FlowCriteria) GetOwners() []*v1.Owner {
+func (x *FlowCriteria) GetOwners() []*v11.Owner {
 	if x != nil {
 		return x.Owners
 	}
@@ -1139,14 +1148,14 @@ func (x *FlowCriteria) GetReasons() []Reason {
 	return nil
 }
 
-func (x *FlowCriteria) GetDirection() v11.Direction {
+func (x *FlowCriteria) GetDirection() v1.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return v11.Direction(0)
+	return v1.Direction(0)
 }
 
-func (x *FlowCriteria) GetProtocols() []v11.Protocol {
+func (x *FlowCriteria) GetProtocols() []v1.Protocol {
 	if x != nil {
 		return x.Protocols
 	}
@@ -1207,7 +1216,7 @@ func (x *FlowCriteria) GetDestination() *FlowEndCriteria {
 type FlowEndCriteria struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Endpoints of the node.
-	Owners []*v1.Owner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
+	Owners []*v11.Owner `protobuf:"bytes,1,rep,name=owners,proto3" json:"owners,omitempty"`
 	// Kubernetes pods of the node.
 	Pods []*PodName `protobuf:"bytes,2,rep,name=pods,proto3" json:"pods,omitempty"`
 	// Identities.
@@ -1252,7 +1261,7 @@ func (*FlowEndCriteria) Descriptor() ([]byte, []int) {
 	return file_sluice_datapath_v1_observer_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *FlowEndCriteria) GetOwners() []*v1.Owner {
+func (x *FlowEndCriteria) GetOwners() []*v11.Owner {
 	if x != nil {
 		return x.Owners
 	}
@@ -1637,7 +1646,7 @@ type AttachmentRepair struct {
 	// Time by the node's clock.
 	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
 	// The endpoint.
-	Owner *v1.Owner `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner *v11.Owner `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
 	// The same as endpoint_index, under its earlier name.
 	//
 	// Deprecated: Marked as deprecated in sluice/datapath/v1/observer.proto.
@@ -1653,7 +1662,7 @@ type AttachmentRepair struct {
 	// Name of the node.
 	NodeName string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	// Kubernetes pod of the endpoint; unset without a pod.
-	Pod *v1.PodReference `protobuf:"bytes,9,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod *v11.PodReference `protobuf:"bytes,9,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Endpoint ID.
 	EndpointIndex uint32 `protobuf:"varint,10,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -1697,7 +1706,7 @@ func (x *AttachmentRepair) GetTime() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *AttachmentRepair) GetOwner() *v1.Owner {
+func (x *AttachmentRepair) GetOwner() *v11.Owner {
 	if x != nil {
 		return x.Owner
 	}
@@ -1747,7 +1756,7 @@ func (x *AttachmentRepair) GetNodeName() string {
 	return ""
 }
 
-func (x *AttachmentRepair) GetPod() *v1.PodReference {
+func (x *AttachmentRepair) GetPod() *v11.PodReference {
 	if x != nil {
 		return x.Pod
 	}
@@ -1780,7 +1789,7 @@ type Flow struct {
 	Reason Reason `protobuf:"varint,6,opt,name=reason,proto3,enum=sluice.datapath.v1.Reason" json:"reason,omitempty"`
 	// Relative to the endpoint at whose device the packet was seen, which is the source of egress packets and the
 	// destination of ingress packets.
-	Direction v11.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
+	Direction v1.Direction `protobuf:"varint,7,opt,name=direction,proto3,enum=sluice.net.v1.Direction" json:"direction,omitempty"`
 	// The packet belongs to a connection that began in the other direction.
 	Reply bool `protobuf:"varint,8,opt,name=reply,proto3" json:"reply,omitempty"`
 	// The sender.
@@ -1788,7 +1797,7 @@ type Flow struct {
 	// The receiver.
 	Destination *FlowEnd `protobuf:"bytes,10,opt,name=destination,proto3" json:"destination,omitempty"`
 	// IP protocol; unspecified if the packet is not IP.
-	Protocol v11.Protocol `protobuf:"varint,11,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	Protocol v1.Protocol `protobuf:"varint,11,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// TCP flags, 0 for other protocols (RFC 9293 section 3.1).
 	TcpFlags uint32 `protobuf:"varint,12,opt,name=tcp_flags,json=tcpFlags,proto3" json:"tcp_flags,omitempty"`
 	// Type and code of ICMP and ICMPv6; unset for other protocols.
@@ -1893,11 +1902,11 @@ func (x *Flow) GetReason() Reason {
 	return Reason_REASON_UNSPECIFIED
 }
 
-func (x *Flow) GetDirection() v11.Direction {
+func (x *Flow) GetDirection() v1.Direction {
 	if x != nil {
 		return x.Direction
 	}
-	return v11.Direction(0)
+	return v1.Direction(0)
 }
 
 func (x *Flow) GetReply() bool {
@@ -1921,11 +1930,11 @@ func (x *Flow) GetDestination() *FlowEnd {
 	return nil
 }
 
-func (x *Flow) GetProtocol() v11.Protocol {
+func (x *Flow) GetProtocol() v1.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return v11.Protocol(0)
+	return v1.Protocol(0)
 }
 
 func (x *Flow) GetTcpFlags() uint32 {
@@ -2022,11 +2031,11 @@ type FlowEnd struct {
 	// Identity; 0 if not known.
 	Identity uint32 `protobuf:"varint,3,opt,name=identity,proto3" json:"identity,omitempty"`
 	// Labels of the identity, if known.
-	Labels []*v1.Label `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty"`
+	Labels []*v11.Label `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty"`
 	// The endpoint, if it is of the node and still exists.
-	Owner *v1.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner *v11.Owner `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	// Kubernetes pod of the endpoint; unset without a pod.
-	Pod *v1.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod *v11.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Endpoint ID; 0 if the end is not an endpoint of this node.
 	EndpointIndex uint32 `protobuf:"varint,7,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	// Name of the other node that the packet came from or goes to past the stack
@@ -2087,21 +2096,21 @@ func (x *FlowEnd) GetIdentity() uint32 {
 	return 0
 }
 
-func (x *FlowEnd) GetLabels() []*v1.Label {
+func (x *FlowEnd) GetLabels() []*v11.Label {
 	if x != nil {
 		return x.Labels
 	}
 	return nil
 }
 
-func (x *FlowEnd) GetOwner() *v1.Owner {
+func (x *FlowEnd) GetOwner() *v11.Owner {
 	if x != nil {
 		return x.Owner
 	}
 	return nil
 }
 
-func (x *FlowEnd) GetPod() *v1.PodReference {
+func (x *FlowEnd) GetPod() *v11.PodReference {
 	if x != nil {
 		return x.Pod
 	}
@@ -2194,9 +2203,9 @@ type SideVerdict struct {
 	// spec.ingress[0]"; empty if unknown.
 	RuleSources []string `protobuf:"bytes,6,rep,name=rule_sources,json=ruleSources,proto3" json:"rule_sources,omitempty"`
 	// Kind of the rule or default that decided.
-	DecidedBy v11.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
+	DecidedBy v1.DecidedBy `protobuf:"varint,7,opt,name=decided_by,json=decidedBy,proto3,enum=sluice.net.v1.DecidedBy" json:"decided_by,omitempty"`
 	// Proxy of the rule if it redirects; unspecified if it is no longer known.
-	Proxy         v11.Proxy `protobuf:"varint,8,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
+	Proxy         v1.Proxy `protobuf:"varint,8,opt,name=proxy,proto3,enum=sluice.net.v1.Proxy" json:"proxy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2273,18 +2282,18 @@ func (x *SideVerdict) GetRuleSources() []string {
 	return nil
 }
 
-func (x *SideVerdict) GetDecidedBy() v11.DecidedBy {
+func (x *SideVerdict) GetDecidedBy() v1.DecidedBy {
 	if x != nil {
 		return x.DecidedBy
 	}
-	return v11.DecidedBy(0)
+	return v1.DecidedBy(0)
 }
 
-func (x *SideVerdict) GetProxy() v11.Proxy {
+func (x *SideVerdict) GetProxy() v1.Proxy {
 	if x != nil {
 		return x.Proxy
 	}
-	return v11.Proxy(0)
+	return v1.Proxy(0)
 }
 
 // LostEvents reports that events are missing at this position of the stream.
@@ -2368,7 +2377,7 @@ type ExplainRequest struct {
 	// Destination address, of the same family.
 	DestinationAddress string `protobuf:"bytes,2,opt,name=destination_address,json=destinationAddress,proto3" json:"destination_address,omitempty"`
 	// IP protocol.
-	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	Protocol v1.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Source port; 0: any. It only selects the tracked connection.
 	SourcePort uint32 `protobuf:"varint,4,opt,name=source_port,json=sourcePort,proto3" json:"source_port,omitempty"`
 	// Destination port; type << 8 | code for ICMP.
@@ -2421,11 +2430,11 @@ func (x *ExplainRequest) GetDestinationAddress() string {
 	return ""
 }
 
-func (x *ExplainRequest) GetProtocol() v11.Protocol {
+func (x *ExplainRequest) GetProtocol() v1.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return v11.Protocol(0)
+	return v1.Protocol(0)
 }
 
 func (x *ExplainRequest) GetSourcePort() uint32 {
@@ -2803,7 +2812,7 @@ type ExplainedPeer struct {
 	// Identity class in the kernel; 0 if not known.
 	IdentityClass uint32 `protobuf:"varint,3,opt,name=identity_class,json=identityClass,proto3" json:"identity_class,omitempty"`
 	// Endpoint, if it is of this node.
-	Owner *v1.Owner `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner *v11.Owner `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
 	// The same as endpoint_index, under its earlier name.
 	//
 	// Deprecated: Marked as deprecated in sluice/datapath/v1/observer.proto.
@@ -2811,9 +2820,9 @@ type ExplainedPeer struct {
 	// Prefix in the ipcache that contains the address; empty: none.
 	IpcachePrefix string `protobuf:"bytes,6,opt,name=ipcache_prefix,json=ipcachePrefix,proto3" json:"ipcache_prefix,omitempty"`
 	// Labels, if known.
-	Labels []*v1.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
+	Labels []*v11.Label `protobuf:"bytes,7,rep,name=labels,proto3" json:"labels,omitempty"`
 	// Kubernetes pod of the endpoint; unset without a pod.
-	Pod *v1.PodReference `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
+	Pod *v11.PodReference `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Endpoint ID; 0 for the host.
 	EndpointIndex uint32 `protobuf:"varint,9,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
 	// Name of the other node that has the address; "#" and the node ID if the name is unknown; empty without another
@@ -2874,7 +2883,7 @@ func (x *ExplainedPeer) GetIdentityClass() uint32 {
 	return 0
 }
 
-func (x *ExplainedPeer) GetOwner() *v1.Owner {
+func (x *ExplainedPeer) GetOwner() *v11.Owner {
 	if x != nil {
 		return x.Owner
 	}
@@ -2896,14 +2905,14 @@ func (x *ExplainedPeer) GetIpcachePrefix() string {
 	return ""
 }
 
-func (x *ExplainedPeer) GetLabels() []*v1.Label {
+func (x *ExplainedPeer) GetLabels() []*v11.Label {
 	if x != nil {
 		return x.Labels
 	}
 	return nil
 }
 
-func (x *ExplainedPeer) GetPod() *v1.PodReference {
+func (x *ExplainedPeer) GetPod() *v11.PodReference {
 	if x != nil {
 		return x.Pod
 	}
@@ -3019,7 +3028,7 @@ type Connection struct {
 	// Port of the other end.
 	ResponderPort uint32 `protobuf:"varint,10,opt,name=responder_port,json=responderPort,proto3" json:"responder_port,omitempty"`
 	// IP protocol.
-	Protocol v11.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
+	Protocol v1.Protocol `protobuf:"varint,3,opt,name=protocol,proto3,enum=sluice.net.v1.Protocol" json:"protocol,omitempty"`
 	// Stage first, then special properties.
 	States []ConnectionState `protobuf:"varint,4,rep,packed,name=states,proto3,enum=sluice.datapath.v1.ConnectionState" json:"states,omitempty"`
 	// When the last packet was seen, accurate to a second.
@@ -3107,11 +3116,11 @@ func (x *Connection) GetResponderPort() uint32 {
 	return 0
 }
 
-func (x *Connection) GetProtocol() v11.Protocol {
+func (x *Connection) GetProtocol() v1.Protocol {
 	if x != nil {
 		return x.Protocol
 	}
-	return v11.Protocol(0)
+	return v1.Protocol(0)
 }
 
 func (x *Connection) GetStates() []ConnectionState {
@@ -3192,7 +3201,7 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\x18ReportDNSMessagesRequest\x12M\n" +
 	"\bmessages\x18\x01 \x03(\v2&.sluice.datapath.v1.ReportedDNSMessageB\t\xbaH\x06\x92\x01\x03\x10\x80\x02R\bmessages\x12\x1d\n" +
 	"\n" +
-	"lost_count\x18\x02 \x01(\x04R\tlostCount\"\xe8\x02\n" +
+	"lost_count\x18\x02 \x01(\x04R\tlostCount\"\xab\x03\n" +
 	"\x12ReportedDNSMessage\x126\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampB\x06\xbaH\x03\xc8\x01\x01R\x04time\x122\n" +
 	"\x0eclient_address\x18\x02 \x01(\tB\v\xbaH\br\x06\xba\x01\x01%p\x01R\rclientAddress\x12*\n" +
@@ -3202,7 +3211,8 @@ const file_sluice_datapath_v1_observer_proto_rawDesc = "" +
 	"\vserver_port\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xff\xff\x03R\n" +
 	"serverPort\x12\x18\n" +
 	"\adropped\x18\x06 \x01(\bR\adropped\x12@\n" +
-	"\amessage\x18\a \x01(\v2\x1e.sluice.datapath.v1.DNSMessageB\x06\xbaH\x03\xc8\x01\x01R\amessage\"\x1b\n" +
+	"\amessage\x18\a \x01(\v2\x1e.sluice.datapath.v1.DNSMessageB\x06\xbaH\x03\xc8\x01\x01R\amessage\x12A\n" +
+	"\bprotocol\x18\b \x01(\x0e2\x17.sluice.net.v1.ProtocolB\f\xbaH\t\x82\x01\x06\x18\x00\x18\x06\x18\x11R\bprotocol\"\x1b\n" +
 	"\x19ReportDNSMessagesResponse\"\xc1\x02\n" +
 	"\n" +
 	"DNSMessage\x12\x1a\n" +
@@ -3561,118 +3571,119 @@ var file_sluice_datapath_v1_observer_proto_goTypes = []any{
 	(*ExplainedSide)(nil),             // 30: sluice.datapath.v1.ExplainedSide
 	(*Connection)(nil),                // 31: sluice.datapath.v1.Connection
 	(*timestamppb.Timestamp)(nil),     // 32: google.protobuf.Timestamp
-	(*v1.Owner)(nil),                  // 33: sluice.workload.v1.Owner
-	(Reason)(0),                       // 34: sluice.datapath.v1.Reason
-	(v11.Direction)(0),                // 35: sluice.net.v1.Direction
-	(v11.Protocol)(0),                 // 36: sluice.net.v1.Protocol
+	(v1.Protocol)(0),                  // 33: sluice.net.v1.Protocol
+	(*v11.Owner)(nil),                 // 34: sluice.workload.v1.Owner
+	(Reason)(0),                       // 35: sluice.datapath.v1.Reason
+	(v1.Direction)(0),                 // 36: sluice.net.v1.Direction
 	(*Difference)(nil),                // 37: sluice.datapath.v1.Difference
-	(*v1.PodReference)(nil),           // 38: sluice.workload.v1.PodReference
-	(*v1.Label)(nil),                  // 39: sluice.workload.v1.Label
-	(v11.DecidedBy)(0),                // 40: sluice.net.v1.DecidedBy
-	(v11.Proxy)(0),                    // 41: sluice.net.v1.Proxy
+	(*v11.PodReference)(nil),          // 38: sluice.workload.v1.PodReference
+	(*v11.Label)(nil),                 // 39: sluice.workload.v1.Label
+	(v1.DecidedBy)(0),                 // 40: sluice.net.v1.DecidedBy
+	(v1.Proxy)(0),                     // 41: sluice.net.v1.Proxy
 	(FrontendKind)(0),                 // 42: sluice.datapath.v1.FrontendKind
 }
 var file_sluice_datapath_v1_observer_proto_depIdxs = []int32{
 	8,  // 0: sluice.datapath.v1.ReportDNSMessagesRequest.messages:type_name -> sluice.datapath.v1.ReportedDNSMessage
 	32, // 1: sluice.datapath.v1.ReportedDNSMessage.time:type_name -> google.protobuf.Timestamp
 	10, // 2: sluice.datapath.v1.ReportedDNSMessage.message:type_name -> sluice.datapath.v1.DNSMessage
-	32, // 3: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	33, // 4: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
-	34, // 5: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
-	35, // 6: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
-	36, // 7: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
-	2,  // 8: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
-	1,  // 9: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
-	16, // 10: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	15, // 11: sluice.datapath.v1.ObserveRequest.services:type_name -> sluice.datapath.v1.ServiceName
-	14, // 12: sluice.datapath.v1.ObserveRequest.pods:type_name -> sluice.datapath.v1.PodName
-	13, // 13: sluice.datapath.v1.ObserveRequest.source:type_name -> sluice.datapath.v1.FlowEndCriteria
-	13, // 14: sluice.datapath.v1.ObserveRequest.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
-	12, // 15: sluice.datapath.v1.ObserveRequest.excluded:type_name -> sluice.datapath.v1.FlowCriteria
-	32, // 16: sluice.datapath.v1.ObserveRequest.until:type_name -> google.protobuf.Timestamp
-	33, // 17: sluice.datapath.v1.FlowCriteria.owners:type_name -> sluice.workload.v1.Owner
-	14, // 18: sluice.datapath.v1.FlowCriteria.pods:type_name -> sluice.datapath.v1.PodName
-	34, // 19: sluice.datapath.v1.FlowCriteria.reasons:type_name -> sluice.datapath.v1.Reason
-	35, // 20: sluice.datapath.v1.FlowCriteria.direction:type_name -> sluice.net.v1.Direction
-	36, // 21: sluice.datapath.v1.FlowCriteria.protocols:type_name -> sluice.net.v1.Protocol
-	2,  // 22: sluice.datapath.v1.FlowCriteria.verdicts:type_name -> sluice.datapath.v1.Verdict
-	1,  // 23: sluice.datapath.v1.FlowCriteria.types:type_name -> sluice.datapath.v1.FlowType
-	16, // 24: sluice.datapath.v1.FlowCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	15, // 25: sluice.datapath.v1.FlowCriteria.services:type_name -> sluice.datapath.v1.ServiceName
-	13, // 26: sluice.datapath.v1.FlowCriteria.source:type_name -> sluice.datapath.v1.FlowEndCriteria
-	13, // 27: sluice.datapath.v1.FlowCriteria.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
-	33, // 28: sluice.datapath.v1.FlowEndCriteria.owners:type_name -> sluice.workload.v1.Owner
-	14, // 29: sluice.datapath.v1.FlowEndCriteria.pods:type_name -> sluice.datapath.v1.PodName
-	16, // 30: sluice.datapath.v1.FlowEndCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
-	17, // 31: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
-	0,  // 32: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
-	20, // 33: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
-	24, // 34: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
-	19, // 35: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
-	32, // 36: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
-	33, // 37: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
-	37, // 38: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
-	38, // 39: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
-	32, // 40: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	1,  // 41: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
-	2,  // 42: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
-	34, // 43: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
-	35, // 44: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
-	21, // 45: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
-	21, // 46: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
-	36, // 47: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
-	22, // 48: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
-	23, // 49: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
-	23, // 50: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
-	10, // 51: sluice.datapath.v1.Flow.dns:type_name -> sluice.datapath.v1.DNSMessage
-	39, // 52: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
-	33, // 53: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
-	38, // 54: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
-	2,  // 55: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
-	40, // 56: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
-	41, // 57: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
-	3,  // 58: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
-	32, // 59: sluice.datapath.v1.LostEvents.first_time:type_name -> google.protobuf.Timestamp
-	32, // 60: sluice.datapath.v1.LostEvents.last_time:type_name -> google.protobuf.Timestamp
-	36, // 61: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
-	2,  // 62: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
-	34, // 63: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
-	29, // 64: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
-	29, // 65: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
-	30, // 66: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	30, // 67: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	31, // 68: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
-	27, // 69: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
-	42, // 70: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
-	4,  // 71: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
-	28, // 72: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
-	5,  // 73: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
-	2,  // 74: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
-	34, // 75: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
-	29, // 76: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
-	30, // 77: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
-	30, // 78: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
-	31, // 79: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
-	33, // 80: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
-	39, // 81: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
-	38, // 82: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
-	23, // 83: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
-	36, // 84: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
-	6,  // 85: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
-	32, // 86: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
-	2,  // 87: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
-	34, // 88: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
-	11, // 89: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
-	25, // 90: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
-	7,  // 91: sluice.datapath.v1.DNSReportService.ReportDNSMessages:input_type -> sluice.datapath.v1.ReportDNSMessagesRequest
-	18, // 92: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
-	26, // 93: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
-	9,  // 94: sluice.datapath.v1.DNSReportService.ReportDNSMessages:output_type -> sluice.datapath.v1.ReportDNSMessagesResponse
-	92, // [92:95] is the sub-list for method output_type
-	89, // [89:92] is the sub-list for method input_type
-	89, // [89:89] is the sub-list for extension type_name
-	89, // [89:89] is the sub-list for extension extendee
-	0,  // [0:89] is the sub-list for field type_name
+	33, // 3: sluice.datapath.v1.ReportedDNSMessage.protocol:type_name -> sluice.net.v1.Protocol
+	32, // 4: sluice.datapath.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	34, // 5: sluice.datapath.v1.ObserveRequest.owners:type_name -> sluice.workload.v1.Owner
+	35, // 6: sluice.datapath.v1.ObserveRequest.reasons:type_name -> sluice.datapath.v1.Reason
+	36, // 7: sluice.datapath.v1.ObserveRequest.direction:type_name -> sluice.net.v1.Direction
+	33, // 8: sluice.datapath.v1.ObserveRequest.protocols:type_name -> sluice.net.v1.Protocol
+	2,  // 9: sluice.datapath.v1.ObserveRequest.verdicts:type_name -> sluice.datapath.v1.Verdict
+	1,  // 10: sluice.datapath.v1.ObserveRequest.types:type_name -> sluice.datapath.v1.FlowType
+	16, // 11: sluice.datapath.v1.ObserveRequest.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	15, // 12: sluice.datapath.v1.ObserveRequest.services:type_name -> sluice.datapath.v1.ServiceName
+	14, // 13: sluice.datapath.v1.ObserveRequest.pods:type_name -> sluice.datapath.v1.PodName
+	13, // 14: sluice.datapath.v1.ObserveRequest.source:type_name -> sluice.datapath.v1.FlowEndCriteria
+	13, // 15: sluice.datapath.v1.ObserveRequest.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
+	12, // 16: sluice.datapath.v1.ObserveRequest.excluded:type_name -> sluice.datapath.v1.FlowCriteria
+	32, // 17: sluice.datapath.v1.ObserveRequest.until:type_name -> google.protobuf.Timestamp
+	34, // 18: sluice.datapath.v1.FlowCriteria.owners:type_name -> sluice.workload.v1.Owner
+	14, // 19: sluice.datapath.v1.FlowCriteria.pods:type_name -> sluice.datapath.v1.PodName
+	35, // 20: sluice.datapath.v1.FlowCriteria.reasons:type_name -> sluice.datapath.v1.Reason
+	36, // 21: sluice.datapath.v1.FlowCriteria.direction:type_name -> sluice.net.v1.Direction
+	33, // 22: sluice.datapath.v1.FlowCriteria.protocols:type_name -> sluice.net.v1.Protocol
+	2,  // 23: sluice.datapath.v1.FlowCriteria.verdicts:type_name -> sluice.datapath.v1.Verdict
+	1,  // 24: sluice.datapath.v1.FlowCriteria.types:type_name -> sluice.datapath.v1.FlowType
+	16, // 25: sluice.datapath.v1.FlowCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	15, // 26: sluice.datapath.v1.FlowCriteria.services:type_name -> sluice.datapath.v1.ServiceName
+	13, // 27: sluice.datapath.v1.FlowCriteria.source:type_name -> sluice.datapath.v1.FlowEndCriteria
+	13, // 28: sluice.datapath.v1.FlowCriteria.destination:type_name -> sluice.datapath.v1.FlowEndCriteria
+	34, // 29: sluice.datapath.v1.FlowEndCriteria.owners:type_name -> sluice.workload.v1.Owner
+	14, // 30: sluice.datapath.v1.FlowEndCriteria.pods:type_name -> sluice.datapath.v1.PodName
+	16, // 31: sluice.datapath.v1.FlowEndCriteria.selectors:type_name -> sluice.datapath.v1.LabelSelector
+	17, // 32: sluice.datapath.v1.LabelSelector.requirements:type_name -> sluice.datapath.v1.LabelRequirement
+	0,  // 33: sluice.datapath.v1.LabelRequirement.operator:type_name -> sluice.datapath.v1.LabelOperator
+	20, // 34: sluice.datapath.v1.ObserveResponse.flow:type_name -> sluice.datapath.v1.Flow
+	24, // 35: sluice.datapath.v1.ObserveResponse.lost:type_name -> sluice.datapath.v1.LostEvents
+	19, // 36: sluice.datapath.v1.ObserveResponse.repair:type_name -> sluice.datapath.v1.AttachmentRepair
+	32, // 37: sluice.datapath.v1.AttachmentRepair.time:type_name -> google.protobuf.Timestamp
+	34, // 38: sluice.datapath.v1.AttachmentRepair.owner:type_name -> sluice.workload.v1.Owner
+	37, // 39: sluice.datapath.v1.AttachmentRepair.difference:type_name -> sluice.datapath.v1.Difference
+	38, // 40: sluice.datapath.v1.AttachmentRepair.pod:type_name -> sluice.workload.v1.PodReference
+	32, // 41: sluice.datapath.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 42: sluice.datapath.v1.Flow.type:type_name -> sluice.datapath.v1.FlowType
+	2,  // 43: sluice.datapath.v1.Flow.verdict:type_name -> sluice.datapath.v1.Verdict
+	35, // 44: sluice.datapath.v1.Flow.reason:type_name -> sluice.datapath.v1.Reason
+	36, // 45: sluice.datapath.v1.Flow.direction:type_name -> sluice.net.v1.Direction
+	21, // 46: sluice.datapath.v1.Flow.source:type_name -> sluice.datapath.v1.FlowEnd
+	21, // 47: sluice.datapath.v1.Flow.destination:type_name -> sluice.datapath.v1.FlowEnd
+	33, // 48: sluice.datapath.v1.Flow.protocol:type_name -> sluice.net.v1.Protocol
+	22, // 49: sluice.datapath.v1.Flow.icmp:type_name -> sluice.datapath.v1.IcmpHeader
+	23, // 50: sluice.datapath.v1.Flow.egress:type_name -> sluice.datapath.v1.SideVerdict
+	23, // 51: sluice.datapath.v1.Flow.ingress:type_name -> sluice.datapath.v1.SideVerdict
+	10, // 52: sluice.datapath.v1.Flow.dns:type_name -> sluice.datapath.v1.DNSMessage
+	39, // 53: sluice.datapath.v1.FlowEnd.labels:type_name -> sluice.workload.v1.Label
+	34, // 54: sluice.datapath.v1.FlowEnd.owner:type_name -> sluice.workload.v1.Owner
+	38, // 55: sluice.datapath.v1.FlowEnd.pod:type_name -> sluice.workload.v1.PodReference
+	2,  // 56: sluice.datapath.v1.SideVerdict.verdict:type_name -> sluice.datapath.v1.Verdict
+	40, // 57: sluice.datapath.v1.SideVerdict.decided_by:type_name -> sluice.net.v1.DecidedBy
+	41, // 58: sluice.datapath.v1.SideVerdict.proxy:type_name -> sluice.net.v1.Proxy
+	3,  // 59: sluice.datapath.v1.LostEvents.source:type_name -> sluice.datapath.v1.LossSource
+	32, // 60: sluice.datapath.v1.LostEvents.first_time:type_name -> google.protobuf.Timestamp
+	32, // 61: sluice.datapath.v1.LostEvents.last_time:type_name -> google.protobuf.Timestamp
+	33, // 62: sluice.datapath.v1.ExplainRequest.protocol:type_name -> sluice.net.v1.Protocol
+	2,  // 63: sluice.datapath.v1.ExplainResponse.verdict:type_name -> sluice.datapath.v1.Verdict
+	35, // 64: sluice.datapath.v1.ExplainResponse.reason:type_name -> sluice.datapath.v1.Reason
+	29, // 65: sluice.datapath.v1.ExplainResponse.source:type_name -> sluice.datapath.v1.ExplainedPeer
+	29, // 66: sluice.datapath.v1.ExplainResponse.destination:type_name -> sluice.datapath.v1.ExplainedPeer
+	30, // 67: sluice.datapath.v1.ExplainResponse.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	30, // 68: sluice.datapath.v1.ExplainResponse.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	31, // 69: sluice.datapath.v1.ExplainResponse.connection:type_name -> sluice.datapath.v1.Connection
+	27, // 70: sluice.datapath.v1.ExplainResponse.service:type_name -> sluice.datapath.v1.ExplainedService
+	42, // 71: sluice.datapath.v1.ExplainedService.kind:type_name -> sluice.datapath.v1.FrontendKind
+	4,  // 72: sluice.datapath.v1.ExplainedService.outcome:type_name -> sluice.datapath.v1.ServiceOutcome
+	28, // 73: sluice.datapath.v1.ExplainedService.backends:type_name -> sluice.datapath.v1.ExplainedBackend
+	5,  // 74: sluice.datapath.v1.ExplainedBackend.path:type_name -> sluice.datapath.v1.BackendPath
+	2,  // 75: sluice.datapath.v1.ExplainedBackend.verdict:type_name -> sluice.datapath.v1.Verdict
+	35, // 76: sluice.datapath.v1.ExplainedBackend.reason:type_name -> sluice.datapath.v1.Reason
+	29, // 77: sluice.datapath.v1.ExplainedBackend.peer:type_name -> sluice.datapath.v1.ExplainedPeer
+	30, // 78: sluice.datapath.v1.ExplainedBackend.egress:type_name -> sluice.datapath.v1.ExplainedSide
+	30, // 79: sluice.datapath.v1.ExplainedBackend.ingress:type_name -> sluice.datapath.v1.ExplainedSide
+	31, // 80: sluice.datapath.v1.ExplainedBackend.connection:type_name -> sluice.datapath.v1.Connection
+	34, // 81: sluice.datapath.v1.ExplainedPeer.owner:type_name -> sluice.workload.v1.Owner
+	39, // 82: sluice.datapath.v1.ExplainedPeer.labels:type_name -> sluice.workload.v1.Label
+	38, // 83: sluice.datapath.v1.ExplainedPeer.pod:type_name -> sluice.workload.v1.PodReference
+	23, // 84: sluice.datapath.v1.ExplainedSide.verdict:type_name -> sluice.datapath.v1.SideVerdict
+	33, // 85: sluice.datapath.v1.Connection.protocol:type_name -> sluice.net.v1.Protocol
+	6,  // 86: sluice.datapath.v1.Connection.states:type_name -> sluice.datapath.v1.ConnectionState
+	32, // 87: sluice.datapath.v1.Connection.last_seen_time:type_name -> google.protobuf.Timestamp
+	2,  // 88: sluice.datapath.v1.Connection.next_verdict:type_name -> sluice.datapath.v1.Verdict
+	35, // 89: sluice.datapath.v1.Connection.next_reason:type_name -> sluice.datapath.v1.Reason
+	11, // 90: sluice.datapath.v1.ObserverService.Observe:input_type -> sluice.datapath.v1.ObserveRequest
+	25, // 91: sluice.datapath.v1.ObserverService.Explain:input_type -> sluice.datapath.v1.ExplainRequest
+	7,  // 92: sluice.datapath.v1.DNSReportService.ReportDNSMessages:input_type -> sluice.datapath.v1.ReportDNSMessagesRequest
+	18, // 93: sluice.datapath.v1.ObserverService.Observe:output_type -> sluice.datapath.v1.ObserveResponse
+	26, // 94: sluice.datapath.v1.ObserverService.Explain:output_type -> sluice.datapath.v1.ExplainResponse
+	9,  // 95: sluice.datapath.v1.DNSReportService.ReportDNSMessages:output_type -> sluice.datapath.v1.ReportDNSMessagesResponse
+	93, // [93:96] is the sub-list for method output_type
+	90, // [90:93] is the sub-list for method input_type
+	90, // [90:90] is the sub-list for extension type_name
+	90, // [90:90] is the sub-list for extension extendee
+	0,  // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_sluice_datapath_v1_observer_proto_init() }

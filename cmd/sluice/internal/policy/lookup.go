@@ -37,8 +37,8 @@ func ExplainLookup(ctx context.Context, inv *invocation.Invocation, o peer.Flags
 	if err != nil {
 		return err
 	}
-	if conn.Protocol != uint32(netv1.Protocol_PROTOCOL_UDP) {
-		return invocation.Usagef("--dns: only queries over UDP are evaluated; give --port as %s", dnsPort)
+	if p := netv1.Protocol(conn.Protocol); p != netv1.Protocol_PROTOCOL_UDP && p != netv1.Protocol_PROTOCOL_TCP {
+		return invocation.Usagef("--dns: queries are sent over UDP or TCP; give --port as %s or 53/tcp", dnsPort)
 	}
 	if err := peer.RefuseService(ctx, inv, conn); err != nil {
 		return err

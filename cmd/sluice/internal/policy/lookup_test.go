@@ -80,5 +80,9 @@ func TestQueryIsExplained(t *testing.T) {
 	if !strings.Contains(out, "is not a workload, so no policy applies to its queries.") {
 		t.Errorf("printed %s", out)
 	}
-	n.Want(t, invocation.ExitUsage, append(args, "--port", "53/tcp")...)
+	out, _ = n.Want(t, 0, append(args, "--port", "53/tcp")...)
+	if r := n.Policy.Explained; r.GetProtocol() != netv1.Protocol_PROTOCOL_TCP || r.GetPort() != 53 {
+		t.Errorf("asked for %v, printed %s", r, out)
+	}
+	n.Want(t, invocation.ExitUsage, append(args, "--port", "53/sctp")...)
 }

@@ -32,7 +32,7 @@ func TestQueryIsExplained(t *testing.T) {
 			`{port: "8000", endPort: 8010, protocol: TCP}]}]}`
 		others = `{toFQDNs: [{matchName: c.example}]}`
 	)
-	on := rule.Options{DNSOverUDP: true}
+	on := rule.Options{}
 	addr := netip.MustParseAddr("192.0.2.7")
 	world, err := peer.New(identity.WorldIPv4, label.NewSet(label.Reserved(identity.NameWorldIPv4)))
 	if err != nil {

@@ -48,7 +48,7 @@ func TestImplicitDNSRuleRedirectsWhatRulesAllow(t *testing.T) {
 			`rules: {dns: [{matchName: b.example.com}]}}]}`
 	)
 	redirect, allow, deny := policytable.Redirect, policytable.Allow, policytable.Deny
-	on := rule.Options{ImplicitDNS: true, DNSOverUDP: true}
+	on := rule.Options{ImplicitDNS: true}
 	for _, c := range []struct {
 		what            string
 		options         rule.Options
@@ -56,21 +56,20 @@ func TestImplicitDNSRuleRedirectsWhatRulesAllow(t *testing.T) {
 		denied          string
 		at53, at54, tcp policytable.Action
 	}{
-		{"a plain rule", on, []string{names, plain}, "", redirect, deny, allow},
-		{"all ports", on, []string{names, every}, "", redirect, allow, allow},
+		{"a plain rule", on, []string{names, plain}, "", redirect, deny, redirect},
+		{"all ports", on, []string{names, every}, "", redirect, allow, redirect},
 		{"a range", on, []string{names, some}, "", redirect, allow, deny},
 		{"another port", on, []string{names, beside}, "", deny, allow, deny},
 		{"a deny rule", on, []string{names, every}, plain, deny, allow, deny},
 		{"without names", on, []string{every}, "", allow, allow, allow},
 		{"with a DNS rule", on, []string{names, every, dnsRule}, "", allow, allow, allow},
-		{"setting off", rule.Options{DNSOverUDP: true}, []string{names, every}, "", allow, allow, allow},
+		{"setting off", rule.Options{}, []string{names, every}, "", allow, allow, allow},
 		{
 			"without sluice-dns",
-			rule.Options{ImplicitDNS: true, DNSOverUDP: true, WithoutDNSProxy: true},
+			rule.Options{ImplicitDNS: true, WithoutDNSProxy: true},
 			[]string{names, every},
 			"", allow, allow, allow,
 		},
-		{"DNS over TCP", rule.Options{ImplicitDNS: true}, []string{names, plain}, "", redirect, deny, redirect},
 	} {
 		e := New(Config{WithoutDNSProxy: c.options.WithoutDNSProxy})
 		change := Change{
@@ -115,7 +114,7 @@ func TestImplicitDNSRuleRedirectsWhatRulesAllow(t *testing.T) {
 // contains DNS names.
 func TestImplicitDNSRuleEndsWithTheNames(t *testing.T) {
 	const subject, server = identity.MinCluster, identity.MinCluster + 1
-	on := rule.Options{ImplicitDNS: true, DNSOverUDP: true}
+	on := rule.Options{ImplicitDNS: true}
 	plain := policyOf(t, on, "plain", `{toEntities: [all]}`, "")
 	names := policyOf(t, on, "names", `{toFQDNs: [{matchName: api.example.com}]}`, "")
 	e := New(Config{})

@@ -100,7 +100,7 @@ func TestPlainRulesReplaceDNSRules(t *testing.T) {
 		"  - {toEntities: [all], toPorts: [{ports: [{port: '53'}]}]}\n":                 false,
 		"  - {toEntities: [all]}\n":                                                     false,
 		"  - {toEntities: [all], toPorts: [{ports: [{port: dns, protocol: UDP}]}]}\n":   false,
-		"  - {toEntities: [all], toPorts: [{ports: [{port: '53', protocol: TCP}]}]}\n":  true,
+		"  - {toEntities: [all], toPorts: [{ports: [{port: '53', protocol: TCP}]}]}\n":  false,
 		"  - {toEntities: [all], toPorts: [{ports: [{port: '443', protocol: UDP}]}]}\n": true,
 	} {
 		docs, err := manifest.Parse([]byte(egress("CiliumNetworkPolicy", "shop", "{}", names+entry)))
@@ -108,7 +108,7 @@ func TestPlainRulesReplaceDNSRules(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, implicit := range []bool{false, true} {
-			o, err := Decode(docs[0], rule.Options{DNSOverUDP: true, ImplicitDNS: implicit})
+			o, err := Decode(docs[0], rule.Options{ImplicitDNS: implicit})
 			if err != nil {
 				t.Fatal(err)
 			}

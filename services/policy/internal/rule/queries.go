@@ -27,7 +27,7 @@ func WithQueries(rules []*Rule, o Options) (found bool) {
 	}
 	for _, r := range rules {
 		if r.Direction == policytable.Egress && r.Action == policytable.Allow {
-			r.Queries = r.queries(o.DNSOverUDP)
+			r.Queries = r.queries()
 			found = found || r.Queries != nil
 		}
 	}
@@ -37,12 +37,9 @@ func WithQueries(rules []*Rule, o Options) (found bool) {
 // queries returns the rule that redirects the DNS queries that r allows; nil if it allows none. The two rules have
 // the same position in the order of evaluation, where redirect rules precede allow rules. So the returned rule only
 // changes connections that r would allow.
-func (r *Rule) queries(onlyUDP bool) *Rule {
+func (r *Rule) queries() *Rule {
 	var ports []Port
 	for _, proto := range []port.Protocol{port.UDP, port.TCP} {
-		if proto == port.TCP && onlyUDP {
-			break
-		}
 		point := port.At(proto, dnsPort)
 		if r.AllPorts || slices.ContainsFunc(r.Ports, func(p Port) bool { return p.Name == "" && p.Range.Contains(point) }) {
 			ports = append(ports, Port{Range: port.Range{Lo: point, Hi: point}})

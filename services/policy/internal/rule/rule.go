@@ -253,8 +253,6 @@ type Options struct {
 	// WithoutDNSProxy is set if no proxy inspects DNS queries. A list of DNS rules that allows every name then
 	// simply allows its ports, and other lists allow nothing.
 	WithoutDNSProxy bool
-	// DNSOverUDP restricts ImplicitDNS to queries over UDP.
-	DNSOverUDP bool
 	// ImplicitDNS makes the DNS proxy learn addresses from the queries that plain rules allow at port 53. It applies
 	// to subjects with DNS names and without a DNS rule.
 	ImplicitDNS bool

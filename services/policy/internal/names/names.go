@@ -39,6 +39,12 @@ const maxPerName = 1024
 // intervals and longer than a restart of the datapath.
 const HoldFor = 5 * time.Minute
 
+// reportedWithin is the time after the end of its TTL in which a connection to an address is reported.
+const reportedWithin = 2 * time.Minute
+
+// maxNoneBefore limits the namespaces that FreeTables remembers.
+const maxNoneBefore = 1024
+
 // maxExpiring limits the number of addresses that one call of Hold returns.
 const maxExpiring = 16_384
 
@@ -62,13 +68,15 @@ type Table struct {
 	// addresses that the last call of Hold returned; nil: Hold was never called.
 	used  map[netip.Addr]time.Time
 	asked map[netip.Addr]struct{}
+	// noneBefore is when FreeTables looks again for addresses of a namespace in which it has found none.
+	noneBefore map[string]time.Time
 }
 
 // New returns an empty table.
 func New(l Limits) *Table {
 	return &Table{
 		limits: l, names: make(map[string]map[netip.Addr]time.Time), used: make(map[netip.Addr]time.Time),
-		payers: make(map[string]*payers), shares: podshares.New(unpaid, l.Names, l.Addresses),
+		payers: make(map[string]*payers), noneBefore: make(map[string]time.Time), shares: podshares.New(unpaid, l.Names, l.Addresses),
 	}
 }
 
@@ -120,6 +128,53 @@ func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time
 			t.shares.Total(ofNames), t.shares.Total(ofAddresses))
 	}
 	return fresh, f.gone, err
+}
+
+// FreeTables removes expired addresses that no connection is known to use, oldest first, because a table of a subject
+// has no place for an answer: at most n of a family, of names that only the pods of the asker's namespace use. Other
+// namespaces do not use such names, so they lose nothing. It returns nil if there are none.
+func (t *Table) FreeTables(by Asker, answer []netip.Addr, n int, now time.Time) (gone []engine.Name) {
+	if by.Namespace == nil || now.Before(t.noneBefore[*by.Namespace]) {
+		return nil
+	}
+	before := now
+	if t.asked != nil { // datapaths report connections
+		before = now.Add(-reportedWithin)
+	}
+	keep, families := make(map[netip.Addr]bool), [2]bool{}
+	for _, a := range answer {
+		a = a.Unmap()
+		keep[a] = true
+		families[a.BitLen()/128] = true
+	}
+	var all []candidate
+	for name, addrs := range t.names {
+		if own, limited := dnsname.Learned(name).Namespace(); !limited || own != *by.Namespace {
+			continue
+		}
+		for a, until := range addrs {
+			if _, used := t.used[a]; until.Before(before) && !used && !keep[a] && families[a.BitLen()/128] {
+				all = append(all, candidate{name, a, until})
+			}
+		}
+	}
+	delete(t.noneBefore, *by.Namespace)
+	if len(all) == 0 {
+		if len(t.noneBefore) >= maxNoneBefore {
+			clear(t.noneBefore)
+		}
+		t.noneBefore[*by.Namespace] = now.Add(time.Second)
+		return nil
+	}
+	slices.SortFunc(all, candidate.compare)
+	addrs := make(map[string][]netip.Addr)
+	for _, c := range all[:min(n, len(all))] {
+		addrs[c.name] = append(addrs[c.name], c.addr)
+	}
+	for _, name := range slices.Sorted(maps.Keys(addrs)) {
+		gone = append(gone, t.forget(name, addrs[name]))
+	}
+	return gone
 }
 
 // exhausted returns the error for an asker that has used up its share of a limit.

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/record"
 	"github.com/sluice-net/sluice/services/policy/internal/stream"
+	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
 // ErrNotSelected means that no rule of the pod that asked for a name selects it.
@@ -85,6 +86,10 @@ func (n *Names) ValidateLearn(ctx context.Context, name string) (used bool, err 
 	})
 }
 
+// freedAtOnce is how many expired addresses make room when a table is full, so that not each answer has to sort the
+// addresses.
+const freedAtOnce = 1024
+
 func (n *Names) learn(by names.Asker, key dnsname.Learned, addrs []netip.Addr, ttl time.Duration) error {
 	now, name := n.now(), string(key)
 	fresh, gone, err := n.table.FreeCapacity(by, name, addrs, now)
@@ -94,7 +99,15 @@ func (n *Names) learn(by names.Asker, key dnsname.Learned, addrs []netip.Addr, t
 	}
 	if len(fresh) > 0 {
 		learnt := []engine.Name{{Name: key, Addrs: fresh}}
-		if err := n.compiler.apply(engine.Change{Learn: learnt}); err != nil {
+		err := n.compiler.apply(engine.Change{Learn: learnt})
+		if errors.As(err, new(*table.ErrTooLarge)) {
+			n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: learnt}))
+			if gone := n.table.FreeTables(by, addrs, freedAtOnce, now); len(gone) > 0 {
+				n.forget(gone)
+				err = n.compiler.apply(engine.Change{Learn: learnt})
+			}
+		}
+		if err != nil {
 			n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: learnt}))
 			n.publisher.barrier.Address++
 			return err

@@ -66,7 +66,11 @@ func (s *nameServer) listenTCP(t *testing.T, in pod.Pod, at netip.AddrPort) *str
 					if query.Unpack(b) != nil || len(query.Questions) != 1 {
 						return
 					}
-					if writeDNS(c, s.answer(query)) != nil {
+					answer := s.answer
+					if s.stream != nil {
+						answer = s.stream
+					}
+					if writeDNS(c, answer(query)) != nil {
 						return
 					}
 				}

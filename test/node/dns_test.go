@@ -59,6 +59,8 @@ type nameServer struct {
 	world pod.Pod
 	// forge handles the query, instead of answer, if it returns true. send sends from the server's socket.
 	forge func(query dnsmessage.Message, client netip.AddrPort, send func([]byte)) bool
+	// stream returns the answer to a query over TCP; nil: answer does.
+	stream func(query dnsmessage.Message) []byte
 
 	mu    sync.Mutex
 	next  uint32   // guarded by mu

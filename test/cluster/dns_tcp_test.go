@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -153,6 +154,62 @@ func TestDNSOverTCPReachesServersElsewhere(t *testing.T) {
 						}
 					}
 				}
+			}
+		})
+	}
+}
+
+// TestIdentityReachesTheOtherNodeThroughAProxy: the server's node evaluates a connection that the proxy of the client's
+// node has opened by the identity of the client.
+func TestIdentityReachesTheOtherNodeThroughAProxy(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: mode})
+			here, there := c.nodes[0], c.nodes[1]
+			client, stranger, server := here.add(t, "client"), here.add(t, "stranger"), there.add(t, "dns")
+			here.identityOf(t, server, there)
+			there.identityOf(t, client, here)
+			there.identityOf(t, stranger, here)
+			c.enforced(t, dnsAcrossNodes+"---"+strings.NewReplacer("name: client", "name: stranger", "app: client", "app: stranger").
+				Replace(dnsAcrossNodes)+`---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: dns, namespace: test}
+spec:
+  podSelector: {matchLabels: {app: dns}}
+  ingress: [{from: [{podSelector: {matchLabels: {app: client}}}], ports: [{protocol: TCP, port: 53}]}]
+`)
+			for _, at := range server.Addresses() {
+				serveDNS(t, server, at)
+				to := netip.AddrPortFrom(at, 53)
+				servicetest.EventuallyNil(t, "the client resolves a name by "+at.String(), func() error {
+					conn, err := client.Dial(t.Context(), to)
+					if err != nil {
+						return err
+					}
+					defer conn.Close()
+					if code, err := lookUp(conn, "allowed.example."); err != nil || code != dnsmessage.RCodeSuccess {
+						return fmt.Errorf("allowed.example: %v, %w", code, err)
+					}
+					return nil
+				})
+				// The proxy of its node accepts the connection, and cannot open one to the server.
+				servicetest.EventuallyNil(t, "the stranger reaches the proxy and not the server "+at.String(), func() error {
+					conn, err := stranger.Dial(t.Context(), to)
+					if err != nil {
+						return err
+					}
+					defer conn.Close()
+					if code, err := lookUp(conn, "blocked.example."); err != nil || code != dnsmessage.RCodeRefused {
+						return fmt.Errorf("blocked.example: %v, %w", code, err)
+					}
+					if code, err := lookUp(conn, "allowed.example."); err == nil {
+						return fmt.Errorf("allowed.example: %v, want no answer", code)
+					}
+					return nil
+				})
 			}
 		})
 	}

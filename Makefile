@@ -109,6 +109,12 @@ test-restarts: build ## Begin connections in every way, one EVERY (20ms), while 
 	@SLUICE_BIN=$(CURDIR)/bin SLUICE_TEST_RESTARTS=$(RESTARTS) SLUICE_TEST_ATTEMPTS=$(EVERY) \
 		go test -count=1 -v -timeout 4h -run '^TestNewConnectionsSucceedWhileProcessesRestart$$' ./test/cluster
 
+CHURN ?= 1h
+.PHONY: test-churn
+test-churn: build ## Resolve 10,000 names with rotating addresses for CHURN (1h), and connect to them; memory has to stay flat (root, long)
+	@SLUICE_BIN=$(CURDIR)/bin SLUICE_TEST_CHURN=$(CHURN) \
+		go test -count=1 -v -timeout 4h -run '^TestAddressesThatRotateAreNeverDenied$$' ./test/node
+
 QUESTIONS ?= 20000
 .PHONY: test-model
 test-model: build ## Ask a cluster QUESTIONS (20,000) random questions in each mode or in MODE, and a model what is right; SEED makes them again, ROUND and QUESTION one of them (root, long)
@@ -308,10 +314,17 @@ bench-k8s: k8s ## Measure bursts of pods beside ptp and portmap, changes from th
 	@cd test/k8s && GOWORK=off go test -v -timeout=60m -run '^$$' -bench '^BenchmarkCluster$$' -benchtime=1x .
 
 .PHONY: bench
-bench: build ## Measure ADD, DEL, traffic, restart, memory and services beside the reference plugins, or PARTS of it: attach,traffic,nodes,lifecycle,file,cluster,services,policies-30000,changes (root)
+bench: build ## Measure ADD, DEL, traffic, restart, memory and services beside the reference plugins, or PARTS of it: attach,traffic,nodes,lifecycle,file,cluster,services,dns,policies-30000,changes (root)
 	@scripts/deps demo bench
 	@go build -o bin/test/ ./test/bench ./services/identity/internal/test/simulate
 	@bin/test/bench -parts=$(PARTS)
+
+ROUNDS ?= 4
+.PHONY: bench-proxy
+bench-proxy: build ## Measure lookups through sluice-dns beside direct ones, by unbound, BIND and dnsmasq, in ROUNDS (4) rounds (root)
+	@scripts/deps demo bench
+	@go build -o bin/test/ ./test/bench
+	@bin/test/bench -parts=dns -rounds=$(ROUNDS)
 
 .PHONY: simulate
 simulate: bin/sluice-identity bin/sluice-devetcd ## Run 500 nodes with 50,000 addresses on one etcd, and say what it costs; 2 minutes, no root

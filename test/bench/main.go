@@ -66,6 +66,7 @@ var parts = []part{
 	{"file", "A change of policy by file and by call", (*bench).byFile},
 	{"cluster", "Nodes that agree through etcd", (*bench).cluster},
 	{"services", "Services", (*bench).services},
+	{"dns", "DNS through sluice-dns", (*bench).dns},
 	{"policies-30000", "A node of a cluster with 30,000 policies", (*bench).manyPolicies},
 	{"changes", "From a change of policy to its enforcement", (*bench).changes},
 }
@@ -90,7 +91,7 @@ func main() {
 	binDir := flag.String("bin-dir", "bin", "directory of the programs that `make build` writes")
 	quick := flag.Bool("quick", false, "few repetitions, to check that everything works")
 	names := flag.String("parts", "", "measure only these `parts`, separated by commas: "+
-		"attach, traffic, nodes, lifecycle, file, cluster, services, policies-30000, changes")
+		"attach, traffic, nodes, lifecycle, file, cluster, services, dns, policies-30000, changes")
 	rounds := flag.Int("rounds", 0, "number of rounds, instead of 10")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)

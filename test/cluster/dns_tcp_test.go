@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -213,6 +214,138 @@ spec:
 			}
 		})
 	}
+}
+
+const namesAcrossNodes = `
+apiVersion: cilium.io/v2
+kind: CiliumNetworkPolicy
+metadata: {name: client, namespace: test}
+spec:
+  endpointSelector: {matchLabels: {app: client}}
+  egress:
+  - toEndpoints: [{matchLabels: {app: dns}}]
+    toPorts:
+    - ports: [{protocol: UDP, port: "53"}]
+      rules: {dns: [{matchPattern: "*.example"}]}
+  - toFQDNs: [{matchPattern: "*.example"}]
+`
+
+// TestNamesOpenNothingInTheCluster: a server answers with the addresses of a pod of another node, of both nodes and of
+// a machine outside. Only the last one is open for the pod that has asked.
+func TestNamesOpenNothingInTheCluster(t *testing.T) {
+	t.Parallel()
+	for _, mode := range modes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			c := newCluster(t, devnode.ClusterOptions{Nodes: 2, Routing: mode, Options: devnode.Options{
+				Args: map[string][]string{devnode.Datapath: {"--masquerade-enabled=true"}},
+			}})
+			here, there := c.nodes[0], c.nodes[1]
+			client, server, web := here.add(t, "client"), here.add(t, "dns"), there.add(t, "web")
+			here.identityOf(t, web, there)
+			outside := c.plug(t)
+			targets := map[string]netip.Addr{
+				"pod.example.": web.IPv4, "this-node.example.": here.Addresses()[0], "other-node.example.": there.Addresses()[0],
+				"outside.example.": outside.IPv4,
+			}
+			for _, p := range []pod.Pod{web, here.host(), there.host(), outside} {
+				serveSource(t, p)
+			}
+			serveRecords(t, server, targets)
+			c.enforced(t, namesAcrossNodes)
+			reaches := func(name string) error {
+				if err := lookUpRecord(client, server.IPv4, name); err != nil {
+					return err
+				}
+				_, _, err := ask(t.Context(), "tcp", client, netip.AddrPortFrom(targets[name], webPort), 10)
+				return err
+			}
+			servicetest.EventuallyNil(t, "the policy is enforced", func() error {
+				at := netip.AddrPortFrom(targets["outside.example."], webPort)
+				if _, _, err := ask(t.Context(), "tcp", client, at, 10); err == nil {
+					return fmt.Errorf("%s is open before a lookup", at)
+				}
+				return nil
+			})
+			servicetest.EventuallyNil(t, "the machine outside is open", func() error { return reaches("outside.example.") })
+			for name := range targets {
+				err := reaches(name)
+				if (err == nil) != (name == "outside.example.") {
+					t.Errorf("%s, %s: %v", name, targets[name], err)
+				}
+			}
+		})
+	}
+}
+
+// serveRecords answers queries for names over UDP.
+func serveRecords(t *testing.T, in pod.Pod, records map[string]netip.Addr) {
+	t.Helper()
+	var wg sync.WaitGroup
+	t.Cleanup(wg.Wait)
+	socket, err := in.ListenPacket(netip.AddrPortFrom(in.IPv4, 53))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = socket.Close() })
+	wg.Go(func() {
+		buf := make([]byte, 2048)
+		for {
+			size, from, err := socket.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return // the socket was closed
+			}
+			var m dnsmessage.Message
+			if m.Unpack(buf[:size]) != nil || len(m.Questions) != 1 {
+				continue
+			}
+			m.Response = true
+			if a, ok := records[m.Questions[0].Name.String()]; ok {
+				m.Answers = []dnsmessage.Resource{{
+					Header: dnsmessage.ResourceHeader{Name: m.Questions[0].Name, Class: dnsmessage.ClassINET, TTL: 300},
+					Body:   &dnsmessage.AResource{A: a.As4()},
+				}}
+			}
+			if b, err := m.Pack(); err == nil {
+				_, _ = socket.WriteToUDPAddrPort(b, from)
+			}
+		}
+	})
+}
+
+// lookUpRecord asks for a name over UDP until it gets an answer with a record, for 5 s.
+func lookUpRecord(from pod.Pod, server netip.Addr, name string) error {
+	c, err := from.DialUDP(netip.AddrPortFrom(server, 53))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	m := dnsmessage.Message{
+		Header: dnsmessage.Header{ID: 7},
+		Questions: []dnsmessage.Question{{
+			Name: dnsmessage.MustNewName(name), Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET,
+		}},
+	}
+	query, err := m.Pack()
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, 2048)
+	for range 5 {
+		if _, err = c.Write(query); err != nil {
+			return err
+		}
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		var size int
+		if size, err = c.Read(buf); err != nil {
+			continue
+		}
+		if err = m.Unpack(buf[:size]); err == nil && len(m.Answers) != 1 {
+			err = fmt.Errorf("%s: %v", name, m.RCode)
+		}
+		return err
+	}
+	return err
 }
 
 // drained returns the values that are in a channel.

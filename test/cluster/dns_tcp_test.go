@@ -173,8 +173,8 @@ func TestIdentityReachesTheOtherNodeThroughAProxy(t *testing.T) {
 			here.identityOf(t, server, there)
 			there.identityOf(t, client, here)
 			there.identityOf(t, stranger, here)
-			c.enforced(t, dnsAcrossNodes+"---"+strings.NewReplacer("name: client", "name: stranger", "app: client", "app: stranger").
-				Replace(dnsAcrossNodes)+`---
+			asStranger := strings.NewReplacer("name: client", "name: stranger", "app: client", "app: stranger")
+			c.enforced(t, dnsAcrossNodes+"---"+asStranger.Replace(dnsAcrossNodes)+`---
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata: {name: dns, namespace: test}

@@ -212,7 +212,8 @@ func TestDNSMessagesAreObserved(t *testing.T) {
 		},
 		"the allowed query": func(f *datapathv1.Flow) bool {
 			return f.GetDns().GetName() == "api.service.example." && !f.GetReply() &&
-				f.GetProtocol() == netv1.Protocol_PROTOCOL_UDP && f.GetVerdict() == datapathv1.Verdict_VERDICT_FORWARDED && f.GetDestination().GetPort() == 53 &&
+				f.GetProtocol() == netv1.Protocol_PROTOCOL_UDP &&
+				f.GetVerdict() == datapathv1.Verdict_VERDICT_FORWARDED && f.GetDestination().GetPort() == 53 &&
 				f.GetSource().GetPod().GetName() == client.Name && f.GetDestination().GetIdentity() != 0
 		},
 		"its answer": func(f *datapathv1.Flow) bool {

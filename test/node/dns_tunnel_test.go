@@ -147,11 +147,19 @@ func tunnels(t *testing.T) map[string][]byte {
 		"two OPT records": of(allowed, func(m *dnsmessage.Message) {
 			m.Additionals = []dnsmessage.Resource{option(65001), option(65002)}
 		}),
-		"an update":           of(allowed, func(m *dnsmessage.Message) { m.OpCode, m.Authorities = 5, []dnsmessage.Resource{text} }),
-		"a notification":      of(allowed, func(m *dnsmessage.Message) { m.OpCode, m.Additionals = 4, []dnsmessage.Resource{text} }),
-		"a status query":      of(allowed, func(m *dnsmessage.Message) { m.OpCode, m.Additionals = 2, []dnsmessage.Resource{option(65001)} }),
-		"a response":          of(allowed, func(m *dnsmessage.Message) { m.Response, m.Answers = true, []dnsmessage.Resource{text} }),
-		"data behind the end": append(bytes.Clone(right), secret...),
+		"an update": of(allowed, func(m *dnsmessage.Message) {
+			m.OpCode, m.Authorities = 5, []dnsmessage.Resource{text}
+		}),
+		"a notification": of(allowed, func(m *dnsmessage.Message) {
+			m.OpCode, m.Additionals = 4, []dnsmessage.Resource{text}
+		}),
+		"a status query": of(allowed, func(m *dnsmessage.Message) {
+			m.OpCode, m.Additionals = 2, []dnsmessage.Resource{option(65001)}
+		}),
+		"a response": of(allowed, func(m *dnsmessage.Message) {
+			m.Response, m.Answers = true, []dnsmessage.Resource{text}
+		}),
+		"data behind the end":                      append(bytes.Clone(right), secret...),
 		"a pointer in the question that is a loop": pointer,
 		"a header and no question":                 append(bytes.Clone(right[:12]), secret...),
 		"a label that is cut":                      append(bytes.Clone(right[:12]), "\x3f"+secret...),

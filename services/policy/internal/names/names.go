@@ -76,7 +76,8 @@ type Table struct {
 func New(l Limits) *Table {
 	return &Table{
 		limits: l, names: make(map[string]map[netip.Addr]time.Time), used: make(map[netip.Addr]time.Time),
-		payers: make(map[string]*payers), noneBefore: make(map[string]time.Time), shares: podshares.New(unpaid, l.Names, l.Addresses),
+		payers: make(map[string]*payers), noneBefore: make(map[string]time.Time),
+		shares: podshares.New(unpaid, l.Names, l.Addresses),
 	}
 }
 

@@ -103,7 +103,8 @@ func TestExpiredAddressesMakeRoomInAFullTable(t *testing.T) {
 			t.Errorf("%s is open: %t, want %t", a, got, want)
 		}
 	}
-	if list, err := d.owner.Names().List(t.Context(), names.Filter{Pattern: "other.example"}); err != nil || len(list) != 1 {
+	list, err := d.owner.Names().List(t.Context(), names.Filter{Pattern: "other.example"})
+	if err != nil || len(list) != 1 {
 		t.Errorf("the name of another namespace: %v, %v", list, err)
 	}
 }

@@ -97,7 +97,7 @@ func (b *bench) dns(ctx context.Context) (err error) {
 		return err
 	}
 	at := netip.AddrPortFrom(pods["dns"].IPv4, 53)
-	fmt.Fprintln(b.out, "Lookups of known names by pods of one node, through sluice-dns beside direct. Latency: one "+
+	fmt.Fprintln(b.out, "Lookups of known names by pods of one node, through sluice-dns, compared with direct ones. Latency: one "+
 		"query at a time. Queries per second: dnsperf, 8 clients for 2 s.")
 	fmt.Fprintln(b.out)
 	fmt.Fprintln(b.out, "| server | direct p50 | p99 | proxied p50 | p99 | ratio of p50 | direct queries/s | proxied | "+
@@ -173,7 +173,7 @@ func (b *bench) dnsServer(
 		microseconds(direct.lookups.quantile(0.5)), microseconds(direct.lookups.quantile(0.99)),
 		microseconds(proxied.lookups.quantile(0.5)), microseconds(proxied.lookups.quantile(0.99)), median(ratios),
 		median(direct.rates), median(proxied.rates), median(rates), median(tcp), microseconds(each), direct.lost+proxied.lost)
-	b.wantRatio("DNS by "+name+", known name: p50 through sluice-dns beside direct", 1.5, median(ratios))
+	b.wantRatio("DNS by "+name+", known name: p50 through sluice-dns to direct", 1.5, median(ratios))
 	b.wantTime("DNS by "+name+", known name: CPU of sluice-dns for a query", 15*time.Microsecond, each)
 	return nil
 }

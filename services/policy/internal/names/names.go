@@ -131,9 +131,9 @@ func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time
 	return fresh, f.gone, err
 }
 
-// FreeTables removes expired addresses that no connection is known to use, oldest first, because a table of a subject
-// has no place for an answer: at most n of a family, of names that only the pods of the asker's namespace use. Other
-// namespaces do not use such names, so they lose nothing. It returns nil if there are none.
+// FreeTables removes at most n expired addresses without a known connection, the oldest first. Call it if the table of
+// a subject has no place for an answer. It removes only addresses of the answer's families, and of names that only pods
+// of the asker's namespace use, so other namespaces lose nothing. It returns nil if there are none.
 func (t *Table) FreeTables(by Asker, answer []netip.Addr, n int, now time.Time) (gone []engine.Name) {
 	if by.Namespace == nil || now.Before(t.noneBefore[*by.Namespace]) {
 		return nil

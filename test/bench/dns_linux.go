@@ -97,8 +97,8 @@ func (b *bench) dns(ctx context.Context) (err error) {
 		return err
 	}
 	at := netip.AddrPortFrom(pods["dns"].IPv4, 53)
-	fmt.Fprintln(b.out, "Lookups of known names by pods of one node, through sluice-dns, compared with direct ones. Latency: one "+
-		"query at a time. Queries per second: dnsperf, 8 clients for 2 s.")
+	fmt.Fprintln(b.out, "Lookups of known names by pods of one node, through sluice-dns, compared with direct ones. "+
+		"Latency: one query at a time. Queries per second: dnsperf, 8 clients for 2 s.")
 	fmt.Fprintln(b.out)
 	fmt.Fprintln(b.out, "| server | direct p50 | p99 | proxied p50 | p99 | ratio of p50 | direct queries/s | proxied | "+
 		"ratio | TCP, ratio | CPU of sluice-dns for each query | lost |")
@@ -239,8 +239,8 @@ func (c *dnsClient) dnsperf(ctx context.Context, dir string, at netip.AddrPort, 
 	rate, done float64, lost int, err error,
 ) {
 	out, err := exec.CommandContext(ctx, "nsenter", "--net="+c.pod.Netns, "dnsperf", "-s", at.Addr().String(),
-		"-p", strconv.Itoa(int(at.Port())), "-d", filepath.Join(dir, "queries"), "-c", "8", "-q", "8", "-t", "0.2", "-l", "2",
-		"-m", mode).CombinedOutput()
+		"-p", strconv.Itoa(int(at.Port())), "-d", filepath.Join(dir, "queries"), "-c", "8", "-q", "8", "-t", "0.2",
+		"-l", "2", "-m", mode).CombinedOutput()
 	if err != nil {
 		return 0, 0, 0, fmt.Errorf("dnsperf: %w: %s", err, out)
 	}

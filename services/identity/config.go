@@ -49,12 +49,12 @@ type ClusterConfig struct {
 
 // EtcdConfig configures the connection to etcd, the store that all nodes share.
 type EtcdConfig struct {
-	Endpoints  []string      `config:"endpoints" help:"where etcd is: all http://host:port, all https://host:port or all unix:///path"`
+	Endpoints  []string      `config:"endpoints" help:"where etcd is: all http://host:port, all https://host:port or all unix:///path; empty: sluice-store with storeDir, else http://127.0.0.1:2379"`
 	CA         string        `config:"ca" help:"file with the certificates that etcd's is checked against; for https"`
 	Cert       string        `config:"cert" help:"file with this client's certificate, if etcd asks for one"`
 	Key        string        `config:"key" help:"file with the private key of this client's certificate"`
 	ServerName string        `config:"serverName" help:"name in etcd's certificate, if it is not the host of the endpoint"`
-	StoreDir   string        `config:"storeDir" help:"directory with credentials of sluice-store; replaces the above"`
+	StoreDir   string        `config:"storeDir" help:"directory with credentials of sluice-store; replaces the above, but endpoints replace it with storeToken"`
 	StoreToken string        `config:"storeToken" help:"file with a token for sluice-store in Kubernetes; with storeDir"`
 	Namespace  string        `config:"storeNamespace" help:"namespace of the ConfigMap that says where sluice-store is"`
 	Prefix     string        `config:"prefix" help:"beginning of all keys; the same on all nodes of a cluster"`
@@ -65,7 +65,17 @@ type EtcdConfig struct {
 }
 
 func (c EtcdConfig) client() session.Client {
-	return session.Client{Endpoints: c.Endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName}
+	endpoints := c.Endpoints
+	if len(endpoints) == 0 && c.StoreDir == "" {
+		endpoints = []string{"http://127.0.0.1:2379"}
+	}
+	return session.Client{Endpoints: endpoints, CA: c.CA, Cert: c.Cert, Key: c.Key, ServerName: c.ServerName}
+}
+
+// store reports whether the node uses sluice-store. In Kubernetes, whose manifests always set storeDir, endpoints name
+// another etcd, so that a cluster with one keeps it.
+func (c EtcdConfig) store() bool {
+	return c.StoreDir != "" && (c.StoreToken == "" || len(c.Endpoints) == 0)
 }
 
 // LabelsConfig selects the labels that are part of identities.
@@ -91,7 +101,6 @@ func defaults(p instance.Paths) Config {
 		StateDir: p.ServiceStateDir("identity"),
 		Quota:    4096,
 		Etcd: EtcdConfig{
-			Endpoints: []string{"http://127.0.0.1:2379"},
 			Namespace: "sluice-system",
 			Prefix:    "/sluice/v1/identity",
 			LeaseTTL:  15 * time.Minute,
@@ -116,7 +125,7 @@ func (c *Config) Validate() error {
 		p.Addf("quota", "%d is not between 1 and %d", c.Quota, identity.ClusterSize)
 	}
 	switch e := c.Etcd; {
-	case e.StoreDir == "":
+	case !e.store():
 		if err := e.client().Check(); err != nil {
 			p.Addf("etcd", "%w", err)
 		}
@@ -125,7 +134,7 @@ func (c *Config) Validate() error {
 	case e.CA+e.Cert+e.Key+e.ServerName != "":
 		p.Addf("etcd.storeDir", "ca, cert, key and serverName are for another etcd: remove them, or storeDir")
 	}
-	if e := c.Etcd; e.StoreToken != "" {
+	if e := c.Etcd; e.StoreToken != "" && len(e.Endpoints) == 0 {
 		switch {
 		case !filepath.IsAbs(e.StoreToken):
 			p.Addf("etcd.storeToken", "%q is not an absolute path", e.StoreToken)
@@ -208,7 +217,7 @@ const heardEvery = 15 * time.Second
 // Calls implements process.Caller.
 func (c *Config) Calls() sandbox.Calls {
 	overTCP := func(endpoint string) bool { return !strings.HasPrefix(endpoint, "unix:") }
-	etcd := c.Etcd.StoreDir != "" || slices.ContainsFunc(c.Etcd.Endpoints, overTCP)
+	etcd := c.Etcd.store() || slices.ContainsFunc(c.Etcd.client().Endpoints, overTCP)
 	return sandbox.Calls{Inet: c.Kubernetes.Enabled() || etcd}
 }
 
@@ -216,7 +225,7 @@ func (c *Config) Calls() sandbox.Calls {
 // with their directories, in which new files may appear.
 func (c *Config) files(kubernetes *kube.Client) sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
-	if c.Etcd.StoreDir != "" && c.Etcd.StoreDir != c.StateDir {
+	if c.Etcd.store() && c.Etcd.StoreDir != c.StateDir {
 		f.Write = append(f.Write, c.Etcd.StoreDir)
 	}
 	if !c.Calls().Inet {

@@ -57,9 +57,10 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 
 	client := cfg.Etcd.client()
 	switch {
+	case !cfg.Etcd.store():
 	case cfg.Etcd.StoreToken != "":
 		client.Store = store.NewKubernetesRenewer(cfg.Etcd.StoreDir, cfg.Node, cfg.Etcd.token, time.Now, p.Log)
-	case cfg.Etcd.StoreDir != "":
+	default:
 		client.Store, err = store.NewRenewer(cfg.Etcd.StoreDir, cfg.Node, time.Now, p.Log)
 		if err != nil {
 			return process.Misconfigured(fmt.Errorf("etcd.storeDir: %w", err))
@@ -159,7 +160,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if kubernetes != nil {
 		followKubernetes(ctx, p, kubernetes, service)
 	}
-	if cfg.Etcd.StoreToken != "" {
+	if client.Store != nil && cfg.Etcd.StoreToken != "" {
 		if err := followStore(p, kubernetes, cfg.Etcd.Namespace, client.Store); err != nil {
 			return err
 		}

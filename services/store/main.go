@@ -35,6 +35,7 @@ func main() { os.Exit(process.Run("store", defaults, run)) }
 
 func run(ctx context.Context, p *process.Process, cfg Config) error {
 	started := time.Now()
+	makeDirectories(cfg)
 	cluster, err := begin(ctx, p, cfg)
 	if err != nil {
 		return err
@@ -136,6 +137,13 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return unlessDone(ctx, err)
 	})
 	return p.Serve(ctx, srv)
+}
+
+// makeDirectories makes the directories of the service where their parents let it, as in a pod. Elsewhere "sluice
+// prepare" makes them, and an error is one of the files below.
+func makeDirectories(cfg Config) {
+	_ = os.Mkdir(cfg.StateDir, 0o700)
+	_ = os.Mkdir(filepath.Dir(cfg.EtcdSocket), 0o750)
 }
 
 func unlessDone(ctx context.Context, err error) error {

@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -335,6 +336,64 @@ func TestKernelStoreOfOneMachine(t *testing.T) {
 	}
 	if code := p.Stop(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM\n%s", code, p.Log())
+	}
+}
+
+// TestKernelMakesItsDirectoriesInAPod: kubelet mounts directories to which every user may write. In them the process
+// makes its own.
+func TestKernelMakesItsDirectoriesInAPod(t *testing.T) {
+	m := machines(t, "n1")[0]
+	m.address = ""
+	run := filepath.Dir(m.socket())
+	for _, dir := range []string{run, m.state()} {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(m.Dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	p := m.start()
+	p.Serving()
+	for dir, want := range map[string]os.FileMode{run: 0o750, m.state(): 0o700} {
+		if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v, want the mode %#o", dir, fi, err, want)
+		}
+	}
+}
+
+// TestKernelSnapshotIsForRootAndTheStore: in a pod, commands run as the user of the store.
+func TestKernelSnapshotIsForRootAndTheStore(t *testing.T) {
+	m := machines(t, "n1")[0]
+	m.address = ""
+	p := m.start()
+	p.Serving()
+	socket := filepath.Join(m.Dir, "run", "store.sock")
+	for _, open := range []struct {
+		path string
+		mode os.FileMode
+	}{{filepath.Dir(socket), 0o755}, {socket, 0o666}} { // so that only the user decides below
+		if err := os.Chmod(open.path, open.mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for uid, want := range map[uint32]codes.Code{
+		0: codes.OK, instance.StoreID: codes.OK, instance.IdentityID: codes.PermissionDenied,
+	} {
+		conn, err := grpc.NewClient("passthrough:///store", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return dialAs(int(uid), socket) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		by := &proc{StoreServiceClient: storev1.NewStoreServiceClient(conn), Process: p.Process, t: t}
+		stream, err := by.SaveSnapshot(servicetest.Context(t), &storev1.SaveSnapshotRequest{})
+		if err == nil {
+			_, err = stream.Recv()
+		}
+		if status.Code(err) != want {
+			t.Errorf("a snapshot for uid %d: %v, want %s", uid, err, want)
+		}
 	}
 }
 

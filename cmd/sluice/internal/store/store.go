@@ -186,11 +186,15 @@ func saveCommand(inv *invocation.Invocation) *cobra.Command {
 	return &cobra.Command{
 		Use:   "save FILE",
 		Short: "Save a copy of the store's data in a new file",
-		Long: `Save a copy of the data of the store in a new file with mode 0600. The file has the format
-of "etcdctl snapshot save". Keep it secret. It does not contain the keys of the certificates:
-keep a copy of /var/lib/sluice/store/member.json with it.`,
+		Long: `Save a copy of the data of the store in a new file with mode 0600, or write it to standard
+output (-). The file has the format of "etcdctl snapshot save". Keep it secret. It does not
+contain the keys of the certificates: keep a copy of /var/lib/sluice/store/member.json with it.`,
 		Args: invocation.Args(1, "a file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[0] == "-" {
+				_, err := saveTo(cmd.Context(), inv, cmd.OutOrStdout())
+				return err
+			}
 			size, err := save(cmd.Context(), inv, args[0])
 			if err != nil {
 				return err
@@ -213,14 +217,19 @@ func save(ctx context.Context, inv *invocation.Invocation, path string) (size in
 			err = errors.Join(err, os.Remove(path))
 		}
 	}()
-	err = invocation.Stream(ctx, inv, invocation.Store, client.SaveSnapshot, &storev1.SaveSnapshotRequest{},
-		func(m *storev1.SaveSnapshotResponse) error {
-			n, err := f.Write(m.GetData())
-			size += int64(n)
-			return err
-		})
-	if err != nil {
+	if size, err = saveTo(ctx, inv, f); err != nil {
 		return 0, err
 	}
 	return size, f.Sync()
+}
+
+// saveTo writes a snapshot, which is not complete if there is an error.
+func saveTo(ctx context.Context, inv *invocation.Invocation, w io.Writer) (size int64, err error) {
+	err = invocation.Stream(ctx, inv, invocation.Store, client.SaveSnapshot, &storev1.SaveSnapshotRequest{},
+		func(m *storev1.SaveSnapshotResponse) error {
+			n, err := w.Write(m.GetData())
+			size += int64(n)
+			return err
+		})
+	return size, err
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/rpc/rpcerr"
 	statusv1 "github.com/sluice-net/sluice/proto/gen/sluice/status/v1"
@@ -64,6 +65,8 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 
 // Methods returns who may call which method.
 func Methods() rpc.Methods {
+	// In a pod of the store every command runs as the store's user, who can read the database anyway.
+	own := rpc.RootAnd(instance.StoreID)
 	few, many := rpc.Limit{InFlight: 4, Waiting: 32}, rpc.Limit{InFlight: 16, Waiting: 128}
 	return rpc.Methods{
 		statusv1.ProcessService_GetConfig_FullMethodName:    {Access: rpc.Group()},
@@ -72,7 +75,7 @@ func Methods() rpc.Methods {
 		storev1.StoreService_CreateJoinToken_FullMethodName: {Access: rpc.Root(), Limit: few},
 		storev1.StoreService_RevokeNode_FullMethodName:      {Access: rpc.Root(), Limit: few},
 		storev1.StoreService_RemoveMember_FullMethodName:    {Access: rpc.Root(), Limit: few},
-		storev1.StoreService_SaveSnapshot_FullMethodName:    {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 4}},
+		storev1.StoreService_SaveSnapshot_FullMethodName:    {Access: own, Limit: rpc.Limit{InFlight: 1, Waiting: 4}},
 	}
 }
 

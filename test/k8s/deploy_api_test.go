@@ -43,7 +43,7 @@ func TestAPITakesEachKustomization(t *testing.T) {
 	kustomization := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [%[1]s/overlays/native]
-components: [%[1]s/components/etcd-tls, %[1]s/components/monitoring, %[1]s/components/store]
+components: [%[1]s/components/etcd-tls, %[1]s/components/monitoring]
 `, to)
 	if err := os.WriteFile(filepath.Join(cluster, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ import (
 	"github.com/sluice-net/sluice/test/k8s/apitest"
 )
 
-// storeAPI is an API server with the accounts and roles of the component store.
+// storeAPI is an API server with the accounts and roles of the store.
 type storeAPI struct {
 	*apiServer
 	network string // of the addresses of machines
@@ -33,9 +33,9 @@ func newStoreAPI(t *testing.T) *storeAPI {
 	a := &storeAPI{newAPI(t), fmt.Sprintf("127.%d.%d.", 1+rand.IntN(254), rand.IntN(256))}
 	a.account()
 	for _, file := range []string{
-		"serviceaccount", "role", "rolebinding", "node-role", "node-rolebinding", "clusterrole", "clusterrolebinding",
+		"serviceaccount", "role", "rolebinding", "reader-role", "reader-rolebinding", "clusterrole", "clusterrolebinding",
 	} {
-		a.kubectl("apply", "--filename=../../deploy/kubernetes/components/store/"+file+".yaml")
+		a.kubectl("apply", "--filename=../../deploy/kubernetes/base/store-"+file+".yaml")
 	}
 	for _, node := range []string{"n1", "n2"} {
 		a.do(http.MethodPost, "/api/v1/nodes", object{"metadata": object{"name": node}})

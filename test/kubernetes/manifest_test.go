@@ -132,6 +132,7 @@ func TestEveryFileIsInOneKustomizationAndOfTheAPI(t *testing.T) {
 			Kind       string   `json:"kind"`
 			Namespace  string   `json:"namespace"`
 			Resources  []string `json:"resources"`
+			Components []string `json:"components"`
 			Images     []struct {
 				Name    string `json:"name"`
 				NewName string `json:"newName"`
@@ -383,6 +384,7 @@ func TestVolumesAndMountsFit(t *testing.T) {
 	for name, pod := range map[string]corev1.PodSpec{
 		"sluice": daemonSet(t).Spec.Template.Spec, "etcd": etcd(t).Spec.Template.Spec,
 		"status": controller(t).Spec.Template.Spec,
+		"store":  decode[appsv1.Deployment](t, "base/store-deployment.yaml").Spec.Template.Spec,
 	} {
 		used := map[string]bool{}
 		for _, c := range append(pod.InitContainers, pod.Containers...) {
@@ -391,7 +393,8 @@ func TestVolumesAndMountsFit(t *testing.T) {
 			}
 		}
 		for _, v := range pod.Volumes {
-			if v.HostPath == nil && v.EmptyDir == nil && v.Name != token || !used[v.Name] {
+			known := v.HostPath != nil || v.EmptyDir != nil || v.Name == token || v.Name == "store-token"
+			if !known || !used[v.Name] {
 				t.Errorf("%s: the volume %s is not of the machine, or not mounted", name, v.Name)
 			}
 			delete(used, v.Name)

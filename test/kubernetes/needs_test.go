@@ -27,6 +27,7 @@ func pods(t *testing.T) map[string]corev1.PodSpec {
 	return map[string]corev1.PodSpec{
 		"sluice": daemonSet(t).Spec.Template.Spec, "status": controller(t).Spec.Template.Spec,
 		"etcd-dev": etcd(t).Spec.Template.Spec, "uninstall": uninstaller(t).Spec.Template.Spec,
+		"store": decode[appsv1.Deployment](t, "base/store-deployment.yaml").Spec.Template.Spec,
 	}
 }
 
@@ -82,10 +83,12 @@ func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 	)
 	machine := []string{"/etc/cni/net.d", "/opt/cni/bin", "/run Bidirectional", "/var/lib", "/var/log"}
 	want := map[string][]string{
-		"sluice/install":  {"/dev/net", "/opt/cni/bin", "/run/sluice Bidirectional", "/var/lib/sluice"},
-		"sluice/identity": {"/run/sluice/identity", "/var/lib/sluice/identity", api},
-		"sluice/ipam":     {identity, "/run/sluice/ipam", "/var/lib/sluice/ipam", api},
-		"sluice/policy":   {identity, "/run/sluice/policy", "/var/lib/sluice ro", "/var/lib/sluice/policy", api},
+		"sluice/install": {"/dev/net", "/opt/cni/bin", "/run/sluice Bidirectional", "/var/lib/sluice"},
+		"sluice/identity": {
+			"/run/sluice/identity", "/var/lib/sluice/identity", api, "/var/run/secrets/sluice-store with token ro",
+		},
+		"sluice/ipam":   {identity, "/run/sluice/ipam", "/var/lib/sluice/ipam", api},
+		"sluice/policy": {identity, "/run/sluice/policy", "/var/lib/sluice ro", "/var/lib/sluice/policy", api},
 		"sluice/loadbalancer": {
 			"/run/sluice/datapath ro", "/run/sluice/loadbalancer", "/var/lib/sluice/loadbalancer", api,
 		},
@@ -98,6 +101,7 @@ func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 		},
 		"sluice/cni":          {"/etc/cni/net.d", "/opt/cni/bin ro", "/run/sluice ro"},
 		"status/status":       {identity, "/var/lib/sluice/status of the pod", api},
+		"store/store":         {"/run/sluice of the pod", "/var/lib/sluice of the pod", api},
 		"etcd-dev/etcd":       {"/var/lib/sluice-etcd"},
 		"uninstall/uninstall": machine, "uninstall/done": machine,
 	}
@@ -133,13 +137,13 @@ func TestPodsTolerateTheTaintsThatTheyHaveTo(t *testing.T) {
 		effect corev1.TaintEffect
 		by     string
 	}{
-		{"node-role.kubernetes.io/control-plane", noSchedule, "etcd-dev sluice status uninstall"},
-		{"node.kubernetes.io/not-ready", noSchedule, "etcd-dev sluice status uninstall"},
-		{"node.kubernetes.io/not-ready", noExecute, "etcd-dev sluice uninstall"},
-		{"node.kubernetes.io/network-unavailable", noSchedule, "etcd-dev sluice status uninstall"},
-		{"node.sluice.io/not-ready", noSchedule, "etcd-dev sluice status uninstall"},
-		{"node.sluice.io/not-ready", noExecute, "etcd-dev sluice status uninstall"},
-		{"CriticalAddonsOnly", noSchedule, "etcd-dev sluice status uninstall"},
+		{"node-role.kubernetes.io/control-plane", noSchedule, "etcd-dev sluice status store uninstall"},
+		{"node.kubernetes.io/not-ready", noSchedule, "etcd-dev sluice status store uninstall"},
+		{"node.kubernetes.io/not-ready", noExecute, "etcd-dev sluice store uninstall"},
+		{"node.kubernetes.io/network-unavailable", noSchedule, "etcd-dev sluice status store uninstall"},
+		{"node.sluice.io/not-ready", noSchedule, "etcd-dev sluice status store uninstall"},
+		{"node.sluice.io/not-ready", noExecute, "etcd-dev sluice status store uninstall"},
+		{"CriticalAddonsOnly", noSchedule, "etcd-dev sluice status store uninstall"},
 		{"node.kubernetes.io/unschedulable", noSchedule, "sluice uninstall"},
 		{"node.kubernetes.io/unreachable", noExecute, "sluice uninstall"},
 		{"node.kubernetes.io/out-of-service", noExecute, "sluice uninstall"},
@@ -174,7 +178,7 @@ func TestPodsAreReplacedAsTheyHaveTo(t *testing.T) {
 	}
 	for name, class := range map[string]string{
 		"sluice": "system-node-critical", "etcd-dev": "system-node-critical",
-		"uninstall": "system-node-critical", "status": "system-cluster-critical",
+		"uninstall": "system-node-critical", "status": "system-cluster-critical", "store": "system-cluster-critical",
 	} {
 		pod := pods(t)[name]
 		if pod.PriorityClassName != class || !pod.HostNetwork || pod.DNSPolicy != corev1.DNSDefault {

@@ -20,15 +20,12 @@ import (
 
 func withStore(t *testing.T) objects {
 	t.Helper()
-	return overlay{
-		resources: []string{"base"}, components: []string{"store"}, settings: map[string]string{"kubernetesAPI": api},
-	}.render(t)
+	return overlay{resources: []string{"base"}, settings: map[string]string{"kubernetesAPI": api}}.render(t)
 }
 
-// TestStoreIsAComponentWithoutRightsOnTheNode: the store runs as its own user, without capabilities and without
-// directories of the machine. Its account may write one Lease and one ConfigMap, and ask about tokens. Its settings
-// are accepted.
-func TestStoreIsAComponentWithoutRightsOnTheNode(t *testing.T) {
+// TestStoreHasNoRightsOnTheNode: the store runs as its own user, without capabilities and without directories of the
+// machine. Its account may write one Lease and one ConfigMap, and ask about tokens. Its settings are accepted.
+func TestStoreHasNoRightsOnTheNode(t *testing.T) {
 	all := withStore(t)
 	pod := get[appsv1.Deployment](t, all, "Deployment/sluice-store").Spec.Template.Spec
 	c := pod.Containers[0]
@@ -88,6 +85,33 @@ func TestStoreChangesOnlyIdentityOfTheNodes(t *testing.T) {
 		mounts := slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "store-token" })
 		if mounts != (c.Name == "identity") {
 			t.Errorf("%s mounts the token: %t", c.Name, mounts)
+		}
+	}
+}
+
+// TestClustersKeepAnotherEtcd: with etcdEndpoints the nodes do not use the store, also without the component
+// etcd-external, which clusters of earlier versions lack. With it, nothing of the store is left.
+func TestClustersKeepAnotherEtcd(t *testing.T) {
+	for _, components := range [][]string{nil, {"etcd-external"}, {"etcd-tls"}, {"etcd-external", "etcd-tls"}} {
+		endpoint := "http://192.0.2.1:2379"
+		if slices.Contains(components, "etcd-tls") {
+			endpoint = "https://192.0.2.1:2379"
+		}
+		all := overlay{
+			resources: []string{"base"}, components: components,
+			settings: map[string]string{"kubernetesAPI": api, "etcdEndpoints": endpoint},
+		}.render(t)
+		if config := all.configuration(t, "identity"); !strings.Contains(config, endpoint) {
+			t.Errorf("%v: identity has the settings\n%s", components, config)
+		}
+		for name := range all {
+			if strings.Contains(name, "store") && slices.Contains(components, "etcd-external") {
+				t.Errorf("%v: there is %s", components, name)
+			}
+		}
+		token := slices.ContainsFunc(all.pod(t).Volumes, func(v corev1.Volume) bool { return v.Name == "store-token" })
+		if token == slices.Contains(components, "etcd-external") {
+			t.Errorf("%v: the pod has a token for the store: %t", components, token)
 		}
 	}
 }

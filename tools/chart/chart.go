@@ -84,6 +84,15 @@ func (c *chart) collect(m manifests) error {
 			}
 		}
 		if !of.alone {
+			has := map[string]bool{}
+			for _, o := range all {
+				has[id(o)] = true
+			}
+			for key := range without {
+				if e := c.objects.find(key); !has[key] {
+					e.off = append(e.off, of.name)
+				}
+			}
 			continue
 		}
 		for _, e := range c.objects.entries {
@@ -390,7 +399,10 @@ func (c *chart) configMap(o *node) error {
 			fmt.Fprintf(w, "{{- if $value }}\n%s: {{ include \"sluice.text\" $value | toJson }}\n{{- end }}\n", e.key)
 		default:
 			if len(e.node.changed) > 0 {
-				v.description += fmt.Sprintf("; null: %v", e.node.scalar)
+				v.description += "; null: empty"
+				if e.node.scalar != "" {
+					v.description = strings.TrimSuffix(v.description, "empty") + fmt.Sprint(e.node.scalar)
+				}
 				v.def, v.schema = nil, map[string]any{"anyOf": []any{v.schema, map[string]any{"type": "null"}}}
 				fmt.Fprintf(w, "{{- if kindIs \"invalid\" $value }}{{ $value = %s }}{{ end }}\n", jsonOf(e.node.scalar))
 				for _, change := range e.node.changed {

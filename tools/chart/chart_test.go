@@ -752,7 +752,7 @@ func TestImagesComeFromTheirRegistry(t *testing.T) {
 	}
 }
 
-// TestNotesSayWhatToCheck: they warn of a cluster without API servers or etcd.
+// TestNotesSayWhatToCheck: they warn of a cluster without API servers, or without the etcd that its values promise.
 func TestNotesSayWhatToCheck(t *testing.T) {
 	_, loaded := charts(t)
 	notes := func(r rendering) string {
@@ -768,7 +768,20 @@ func TestNotesSayWhatToCheck(t *testing.T) {
 		want, absent []string
 	}{
 		"defaults": {
-			rendering{}, []string{"WARNING: settings.kubernetesAPI", "WARNING: settings.etcdEndpoints", "rollout status"}, nil,
+			rendering{},
+			[]string{"WARNING: settings.kubernetesAPI", "The store has one pod", "rollout status"},
+			[]string{"etcdEndpoints"},
+		},
+		"two stores": {
+			rendering{values: set(with(), "workloads.sluiceStore.replicas", 2)}, nil, []string{"The store has one pod"},
+		},
+		"an etcd without endpoints": {
+			rendering{values: with("etcdExternal")}, []string{"WARNING: settings.etcdEndpoints"}, []string{"The store"},
+		},
+		"an etcd beside the store": {
+			rendering{values: set(with(), "settings.etcdEndpoints", "https://192.0.2.1:2379")},
+			[]string{"set\ncomponents.etcdExternal.enabled"},
+			[]string{"WARNING: settings.etcdEndpoints", "The store"},
 		},
 		"complete": {
 			rendering{values: complete}, []string{"helm test sluice --namespace default"}, []string{"WARNING", "kubectl label"},

@@ -220,7 +220,7 @@ var settings = []setting{
 		}
 	}},
 	{"identity-allocation-mode", "identityAllocationMode", func(r *report, from, value string) {
-		differs(r, from, value, "identities are in an etcd of Sluice: settings.etcdEndpoints")
+		differs(r, from, value, "identities are in an etcd that Sluice runs itself, or in settings.etcdEndpoints")
 	}},
 	{"cni-exclusive", "cni.exclusive", func(r *report, from, value string) {
 		if on(value) {

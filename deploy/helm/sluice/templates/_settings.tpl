@@ -6,6 +6,9 @@
 kubernetesAPI: {{ include "sluice.text" $value | toJson }}
 {{- end }}
 {{- $value := $.Values.settings.etcdEndpoints }}
+{{- if kindIs "invalid" $value }}{{ $value = "" }}{{ end }}
+{{- if and (kindIs "invalid" $.Values.settings.etcdEndpoints) $.Values.components.etcdExternal.enabled }}{{ $value = "http://127.0.0.1:64715" }}{{ end }}
+{{- if and (kindIs "invalid" $.Values.settings.etcdEndpoints) $.Values.components.etcdDev.enabled }}{{ $value = "http://127.0.0.1:64715" }}{{ end }}
 {{- if not (kindIs "invalid" $value) }}
 etcdEndpoints: {{ include "sluice.text" $value | toJson }}
 {{- end }}
@@ -66,7 +69,7 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- end }}
 
 {{- define "sluice.defaultSettings" -}}
-{"etcdEndpoints":"http://127.0.0.1:64715","externalIPs":"","masquerade":"true","masqueradeExcept":"","policyMode":"required","routing":"overlay","services":"on","underlayDevices":""}
+{"etcdEndpoints":"","externalIPs":"","masquerade":"true","masqueradeExcept":"","policyMode":"required","routing":"overlay","services":"on","underlayDevices":""}
 {{- end }}
 
 {{- define "sluice.settings.hubble" -}}

@@ -227,7 +227,7 @@ k8s-down: ## End the cluster of k8s-up, and remove what is left of it
 test-k8s: k8s ## Run the tests that need a Kubernetes cluster (root; the first build takes long)
 	@scripts/k8s-binaries containerd containerd-shim-runc-v2 ctr
 	@$(MAKE) images IMAGE=sluice.io/sluice:latest architectures=$$(go env GOARCH)
-	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=30m -skip '^Test(ClusterIsUpgraded|NodesOfTwoVersions|Migration|Helm|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
+	@cd test/k8s && GOWORK=off go test -count=1 -v -timeout=45m -skip '^Test(ClusterIsUpgraded|NodesOfTwoVersions|Migration|Helm|Critest|Cyclonus|PolicyAPI|.*Specs)' ./...
 
 # The suites of Kubernetes' own specs, on clusters of two nodes.
 k8s_suites := netpol services conformance

@@ -308,7 +308,7 @@ func startSluiceAs(
 	if _, err := c.Kubectl(t.Context(), "apply", "--kustomize=testdata/"+kustomization); err != nil {
 		t.Fatal(err)
 	}
-	if o.Nodes > 1 {
+	if o.Nodes > 1 && kustomization != "store" {
 		shareEtcd(t, c)
 	}
 	for _, args := range [][]string{

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sluice-net/sluice/test/k8s/cluster"
 )
@@ -59,7 +60,7 @@ func TestHelmVersionsRenderTheSame(t *testing.T) {
 		"defaults": nil,
 		"components": {
 			"--set=components.etcdDev.enabled=true,components.hubble.enabled=true,components.etcdTls.enabled=true",
-			"--set=components.monitoring.enabled=true,components.crds.enabled=true",
+			"--set=components.monitoring.enabled=true,components.crds.enabled=true,components.etcdExternal.enabled=true",
 			"--set=settings.kubernetesAPI={https://192.0.2.1:6443},containers.identity.settings.gc.grace=20m",
 			"--set=shared.cluster.name=east,containers.loadbalancer.settings.limits.backends=12345678",
 		},
@@ -94,6 +95,7 @@ type helmNode struct {
 	sluiceNode
 	t       *testing.T
 	program string
+	etcd    string // the Deployment that the nodes use
 }
 
 // helm runs Helm for the release in the namespace kube-system.
@@ -108,7 +110,7 @@ func (n helmNode) helm(args ...string) string {
 // settled waits until the pods run with the settings of the last change.
 func (n helmNode) settled() {
 	n.Helper()
-	for _, what := range []string{"deployment/etcd-dev", "deployment/sluice-status", "daemonset/sluice"} {
+	for _, what := range []string{"deployment/" + n.etcd, "deployment/sluice-status", "daemonset/sluice"} {
 		n.kubectl("--namespace=sluice-system", "rollout", "status", "--timeout=3m", what)
 	}
 }
@@ -121,8 +123,9 @@ func (n helmNode) logLevel() string {
 }
 
 // TestHelmInstallsUpgradesAndUninstalls installs the chart by each version of Helm on a cluster without a network and
-// without the address of the API server, upgrades it, rolls it back, and removes it. A TCP connection must survive both
-// changes. Afterwards neither the node nor the API may have anything of Sluice.
+// without the address of the API server, upgrades it, rolls it back, and removes it. Helm 4 installs it without values,
+// Helm 3 with the development etcd. A TCP connection must survive both changes. Afterwards neither the node nor the API
+// may have anything of Sluice.
 func TestHelmInstallsUpgradesAndUninstalls(t *testing.T) {
 	for _, program := range helmPrograms {
 		t.Run(program, func(t *testing.T) {
@@ -131,13 +134,19 @@ func TestHelmInstallsUpgradesAndUninstalls(t *testing.T) {
 				images = append(images, filepath.Join(os.Getenv("SLUICE_BIN"), "images", name+"-"+runtime.GOARCH+".tar"))
 			}
 			c := start(t, cluster.Options{NoCNI: true, Mounts: []string{programs()}, Images: images})
-			n := helmNode{sluiceNode{t, c, 0}, t, program}
-			notes := n.helm("install", "sluice", helmChart, "--set=components.etcdDev.enabled=true")
+			n := helmNode{sluiceNode{t, c, 0}, t, program, "sluice-store"}
+			install := []string{"install", "sluice", helmChart}
+			if program == "helm3" {
+				n.etcd, install = "etcd-dev", append(install, "--set=components.etcdDev.enabled=true")
+			}
+			begin := time.Now()
+			notes := n.helm(install...)
 			if strings.Contains(notes, "WARNING") {
 				t.Errorf("the notes of a complete installation warn:\n%s", notes)
 			}
 			n.settled()
 			n.kubectl("wait", "--for=condition=Ready", "--timeout=2m", "node", "--all")
+			t.Logf("the node was Ready %.1f s after helm install", time.Since(begin).Seconds())
 			n.kubectl("--namespace=kube-system", "rollout", "status", "--timeout=2m", "deployment/coredns")
 			t.Log(n.helm("test", "sluice", "--timeout=3m"))
 			s := n.pair()

@@ -51,7 +51,9 @@ func testUninstall(nodes ...sluiceNode) {
 		}
 	}
 	n.kubectl("delete", "--kustomize=../../deploy/kubernetes/uninstall", "--wait")
-	n.kubectl("delete", "--kustomize=testdata/cluster", "--ignore-not-found", "--wait")
+	for _, cluster := range []string{"testdata/cluster", "testdata/store"} { // with another etcd, and without
+		n.kubectl("delete", "--kustomize="+cluster, "--ignore-not-found", "--wait")
+	}
 
 	for i, node := range nodes {
 		n.eventually("nothing of Sluice is left on "+node.name(), func() error {

@@ -132,11 +132,15 @@ func (m *machine) spec(of corev1.PodSpec, c corev1.Container) *specs.Spec {
 	if c.Name == "ipam" {
 		args = append(args, "--mode=static") // there is no API server
 	}
+	env := environment(m.t, c)
+	if i := slices.Index(env, "SLUICE_IDENTITY_ETCD_ENDPOINTS="); i >= 0 {
+		env[i] += "http://127.0.0.1:64715" // of etcd-dev: the store needs an API server
+	}
 	spec := &specs.Spec{
 		Version: "1.0.2",
 		Process: &specs.Process{
 			User: specs.User{UID: uint32(*s.RunAsUser), GID: uint32(*s.RunAsGroup)}, //nolint:gosec // of the manifest
-			Args: args, Env: environment(m.t, c), Cwd: "/",
+			Args: args, Env: env, Cwd: "/",
 			NoNewPrivileges: s.AllowPrivilegeEscalation != nil && !*s.AllowPrivilegeEscalation,
 			Capabilities: &specs.LinuxCapabilities{
 				Bounding: capabilities, Effective: capabilities, Permitted: capabilities,

@@ -238,6 +238,7 @@ func testRights(t *testing.T, c *cluster.Cluster, namespace, selector string, us
 	var pods struct {
 		Items []struct {
 			Spec struct {
+				NodeName        string
 				Containers      []rights.Container
 				SecurityContext struct{ SeccompProfile struct{ Type string } }
 			}
@@ -253,12 +254,16 @@ func testRights(t *testing.T, c *cluster.Cluster, namespace, selector string, us
 		t.Fatalf("no container of %s: %+v", selector, pods)
 	}
 	for _, pod := range pods.Items {
+		var node int
+		if _, err := fmt.Sscanf(pod.Spec.NodeName, "node%d", &node); err != nil {
+			t.Fatalf("a pod of %s is on the node %q: %v", selector, pod.Spec.NodeName, err)
+		}
 		ids := map[string]string{}
 		for _, status := range pod.Status.ContainerStatuses {
 			ids[status.Name] = status.ContainerID
 		}
 		for _, container := range pod.Spec.Containers {
-			content, err := c.ProcessStatus(ctx, 0, ids[container.Name])
+			content, err := c.ProcessStatus(ctx, node-1, ids[container.Name])
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -169,7 +169,7 @@ func testStoreCredentials(n sluiceNode) {
 		}
 		certificate, err := x509.ParseCertificate(block.Bytes)
 		n.must(err)
-		if has.Node != node.name() || certificate.Subject.CommonName != node.name() || keys[has.Key] {
+		if has.Node != node.name() || certificate.Subject.CommonName != "node:"+node.name() || keys[has.Key] {
 			n.Errorf("%s has credentials of %s with the subject %s", node.name(), has.Node, certificate.Subject)
 		}
 		keys[has.Key] = true

@@ -388,7 +388,8 @@ func TestAnExternalEtcdIsReplacedByTheStore(t *testing.T) {
 
 	n.kubectl("apply", "--kustomize=testdata/store-beside")
 	n.kubectl(ours, "rollout", "status", "--timeout=4m", "daemonset/sluice")
-	n.kubectl(ours, "rollout", "status", "--timeout=3m", "deployment/sluice-store")
+	// A pod that stands by is Ready, too. With the ConfigMap the first epoch has begun.
+	n.kubectl(ours, "wait", "--for=create", "--timeout=3m", "configmap/sluice-store")
 	same("the store beside an etcd")
 
 	scale("sluice-store", 0)

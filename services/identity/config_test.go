@@ -89,7 +89,8 @@ func TestEndpointsReplaceTheStoreInKubernetes(t *testing.T) {
 	} {
 		c := defaults(paths)
 		c.Node, c.Kubernetes.API = "n1", []string{"https://192.0.2.1:6443"}
-		c.Etcd.StoreDir, c.Etcd.StoreToken, c.Etcd.Endpoints, c.Etcd.CA = "/var/lib/sluice/identity", of.token, of.endpoints, of.ca
+		c.Etcd.StoreDir, c.Etcd.StoreToken = "/var/lib/sluice/identity", of.token
+		c.Etcd.Endpoints, c.Etcd.CA = of.endpoints, of.ca
 		err := c.Validate()
 		if (err != nil) != (of.problem != "") || err != nil && !strings.Contains(err.Error(), of.problem) {
 			t.Errorf("%s: %v, want %q", name, err, of.problem)

@@ -386,8 +386,8 @@ func TestKernelSnapshotIsForRootAndTheStore(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		by := &proc{StoreServiceClient: storev1.NewStoreServiceClient(conn), Process: p.Process, t: t}
-		stream, err := by.SaveSnapshot(servicetest.Context(t), &storev1.SaveSnapshotRequest{})
+		by, request := storev1.NewStoreServiceClient(conn), &storev1.SaveSnapshotRequest{}
+		stream, err := by.SaveSnapshot(servicetest.Context(t), request)
 		if err == nil {
 			_, err = stream.Recv()
 		}

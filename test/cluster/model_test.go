@@ -514,7 +514,7 @@ func (r *modelRun) summary(total int, begun time.Time) {
 		fmt.Fprintf(&lines, "\n  %-14s %6d asked, %6d have to pass, %6d have to be denied, %5d either", k, c.asked, c.passed,
 			c.denied, c.either)
 	}
-	r.t.Logf("%s, seed %d: %d questions in %d rounds and %s, of which %d have exactly one right answer; %d mismatches; "+
+	r.t.Logf("%s, seed %d: %d questions in %d rounds and %s, %d with exactly one right answer; %d mismatches; "+
 		"%d were answered at the second try; %d reports of audit mode, %d events lost%s",
 		r.mode, r.o.seed, total, r.round-r.o.round, time.Since(begun).Round(time.Second), decided, len(r.mismatches), r.late,
 		r.reported, r.events.lost, &lines)

@@ -31,10 +31,10 @@ type attempts struct {
 	ports   int // numbers in use
 }
 
-// attempts prepares connections by TCP and UDP of both families to a pod of the last node. The machine outside of the
-// cluster connects to node ports and to a load balancer's address, the nodes to the pod, and the pod "client" of pair to
-// cluster IPs, to both pods and to the machine. The pods of pair must exist. The sockets of the test are not in the
-// cgroup of a node: Sluice translates each packet, and the nodes themselves cannot connect to cluster IPs.
+// attempts prepares connections by TCP and UDP of both families to a pod of the last node. The pods of pair must exist.
+// The machine outside of the cluster connects to node ports and to a load balancer's address. The nodes connect to the
+// pod. The pod "client" of pair connects to cluster IPs, to both pods and to the machine. The sockets of the test are
+// not in the cgroup of a node: Sluice translates each packet, and the nodes themselves cannot connect to cluster IPs.
 func (n sluiceNode) attempts() *attempts {
 	n.Helper()
 	const namespace = "asked"

@@ -46,7 +46,7 @@ func TestKubectlSluice(t *testing.T) {
 		t.Run(step.name, func(t *testing.T) {
 			n := sluiceNode{t, c, 0}
 			step.test(newKubectlSluice(n))
-			n.eventually("nothing is left of it on the node", n.exactNode)
+			n.eventually("the node has no leftovers", n.exactNode)
 		})
 	}
 }

@@ -222,12 +222,12 @@ func (n sluiceNode) fresh(name string) {
 }
 
 // testStorePodReplaced: the data are lost with the pod. In the next epoch the numbers are the same, a policy
-// stays in force, and pods with known labels start at once.
+// stays enforced, and pods with known labels start at once.
 func testStorePodReplaced(n sluiceNode) {
 	s := n.pair()
 	n.serverOn("node2", "pair", "closed")
 	n.policy("pair", "closed", "{podSelector: {matchLabels: {app: closed}}, policyTypes: [Ingress], ingress: "+
-		"[{from: [{podSelector: {matchLabels: {app: nobody}}}]}]}")
+		"[{from: [{podSelector: {matchLabels: {app: none}}}]}]}")
 	n.kubectl("--namespace=pair", "delete", "networkpolicy", "within")
 	client, web, closed := n.ready("pair", "client"), n.ready("pair", "web"), n.ready("pair", "closed")
 	open, shut := net.JoinHostPort(web.address(), "8080"), net.JoinHostPort(closed.address(), "8080")
@@ -398,7 +398,7 @@ func TestAnExternalEtcdIsReplacedByTheStore(t *testing.T) {
 	scale("sluice-store", 1)
 	ready("in-the-store")
 	if status := n.store(); status.Epoch != 2 {
-		t.Errorf("the nodes claim in epoch %d, want 2, in whose first minute nothing is allocated", status.Epoch)
+		t.Errorf("the nodes claim in epoch %d, want 2, which allocates no identity in its first minute", status.Epoch)
 	}
 
 	scale("sluice-store", 0)

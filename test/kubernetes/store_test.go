@@ -90,7 +90,7 @@ func TestStoreChangesOnlyIdentityOfTheNodes(t *testing.T) {
 }
 
 // TestClustersKeepAnotherEtcd: with etcdEndpoints the nodes do not use the store, also without the component
-// etcd-external, which clusters of earlier versions lack. With it, nothing of the store is left.
+// etcd-external, which clusters of earlier versions lack. With it, the manifests have no object of the store.
 func TestClustersKeepAnotherEtcd(t *testing.T) {
 	for _, components := range [][]string{nil, {"etcd-external"}, {"etcd-tls"}, {"etcd-external", "etcd-tls"}} {
 		endpoint := "http://192.0.2.1:2379"

@@ -24,7 +24,7 @@ import (
 	"github.com/sluice-net/sluice/test/internal/pod"
 )
 
-// Names of the churn. Ten names share 16 addresses, as the names of one CDN do: a subject's table has room for 16,384.
+// Names of the churn. Ten names share 16 addresses, as the names of one CDN do: a subject's table has at most 16,384.
 const (
 	churnAddresses = 16
 	churnAnswered  = 8
@@ -91,7 +91,7 @@ func TestAddressesThatRotateAreNeverDenied(t *testing.T) {
 	} else {
 		t.Parallel()
 	}
-	// The names of connections that stay open are asked for once.
+	// The pod asks once for each name to which a connection stays open.
 	const stay = 8
 	c.asked = make([]atomic.Uint32, c.names+stay*churnSharing)
 	n := newNode(t, func(o *devnode.Options) {
@@ -120,7 +120,7 @@ func TestAddressesThatRotateAreNeverDenied(t *testing.T) {
 		if err != nil || len(addresses) != churnAnswered {
 			t.Fatalf("before the churn: %v, %v", addresses, err)
 		}
-		open.Go(func() { c.stay(t, ctx, client, netip.AddrPortFrom(addresses[0], servedPort)) })
+		open.Go(func() { c.stay(ctx, t, client, netip.AddrPortFrom(addresses[0], servedPort)) })
 	}
 	c.run(t, n, client, netip.AddrPortFrom(s.world.IPv4, 53))
 	cancel()
@@ -133,7 +133,7 @@ func TestAddressesThatRotateAreNeverDenied(t *testing.T) {
 }
 
 // stay keeps a connection open until the context ends.
-func (c *churn) stay(t *testing.T, ctx context.Context, client pod.Pod, to netip.AddrPort) {
+func (c *churn) stay(ctx context.Context, t *testing.T, client pod.Pod, to netip.AddrPort) {
 	conn, err := client.Dial(ctx, to)
 	if err != nil {
 		t.Errorf("a connection that stays open: %v", err)

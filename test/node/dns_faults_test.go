@@ -279,8 +279,9 @@ func TestSearchDomainsGetNXDOMAIN(t *testing.T) {
 	source, resolv := filepath.Join(dir, "resolve.c"), filepath.Join(dir, "resolv.conf")
 	if err := errors.Join(
 		os.WriteFile(source, []byte(getaddrinfo), 0o600),
+		//nolint:gosec // the resolver reads it
 		os.WriteFile(resolv, fmt.Appendf(nil, "nameserver %s\n"+
-			"search test.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n", s.world.IPv4), 0o644), //nolint:gosec // the resolver reads it
+			"search test.svc.cluster.local svc.cluster.local cluster.local\noptions ndots:5\n", s.world.IPv4), 0o644),
 	); err != nil {
 		t.Fatal(err)
 	}

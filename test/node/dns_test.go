@@ -89,7 +89,8 @@ func (s *nameServer) start(t *testing.T, n *testNode) {
 func (s *nameServer) own(t *testing.T, n *testNode, ranges ...netip.Prefix) {
 	t.Helper()
 	route := func(p netip.Prefix, r netlink.Route) error {
-		r.Dst, r.Family = &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}, netlink.FAMILY_V4
+		r.Dst = &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+		r.Family = netlink.FAMILY_V4
 		if p.Addr().Is6() {
 			r.Family = netlink.FAMILY_V6
 		}

@@ -120,11 +120,12 @@ func tunnels(t *testing.T) map[string][]byte {
 			Options: []dnsmessage.Option{{Code: code, Data: []byte(secret)}},
 		}}
 	}
+	capitals := strings.ToUpper(secret) + ".BLOCKED.TEST."
 	right := queryFor(3, allowed, dnsmessage.TypeA)
 	pointer := slices.Concat(right[:12], []byte{8}, []byte(secret), []byte{0xc0, 12, 0, 1, 0, 1})
 	return map[string][]byte{
 		"a refused name":                                   queryFor(3, refused, dnsmessage.TypeA),
-		"a refused name in capitals":                       queryFor(3, strings.ToUpper(secret)+".BLOCKED.TEST.", dnsmessage.TypeA),
+		"a refused name in capitals":                       queryFor(3, capitals, dnsmessage.TypeA),
 		"a refused name with an allowed one as its prefix": queryFor(3, "right.example."+refused, dnsmessage.TypeA),
 		"a refused name for another class": of(refused, func(m *dnsmessage.Message) {
 			m.Questions[0].Class = dnsmessage.ClassCHAOS

@@ -716,7 +716,7 @@ func (b *failing) verb(t *testing.T, command string, p pod.Pod, config []byte) (
 // wantAsBefore requires a working node without state of objects that were deleted during the failure.
 func (b *failing) wantAsBefore(t *testing.T) {
 	t.Helper()
-	servicetest.EventuallyNil(t, "the status is that of a healthy node", func() error {
+	servicetest.EventuallyNil(t, "the status shows a healthy node", func() error {
 		if exit, out := b.command(t, "status"); exit != 0 {
 			return errors.New(out)
 		}

@@ -384,7 +384,9 @@ func TestDNSMessagesAreShown(t *testing.T) {
 			f.Dns = &datapathv1.DNSMessage{Response: true, Name: "a\x1b.", QueryType: 9999, ResponseCode: 23}
 		},
 		"tcp by sluice-dns: query a.example. HTTPS": func(f *datapathv1.Flow) { f.Protocol = 6 },
-		"query (redacted) A": func(f *datapathv1.Flow) { f.Dns = &datapathv1.DNSMessage{QueryType: 1, Redacted: true} },
+		"query (redacted) A": func(f *datapathv1.Flow) {
+			f.Dns = &datapathv1.DNSMessage{QueryType: 1, Redacted: true}
+		},
 	} {
 		if got := line(change); !strings.Contains(got, want) {
 			t.Errorf("got  %s\nwant %s", got, want)

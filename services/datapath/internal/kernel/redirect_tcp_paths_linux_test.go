@@ -33,7 +33,7 @@ func (r *relay) inside(t *testing.T, f func()) {
 }
 
 // TestKernelMarkNamesTheRuleSets: the mark of an accepted socket has the set of its own connection and the endpoint ID
-// of its client, also if the kernel uses SYN cookies, with which the first ACK creates the socket.
+// of its client. With SYN cookies, the first ACK creates the socket, which has the same mark.
 func TestKernelMarkNamesTheRuleSets(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	first, second, server := f.a.pod, f.a.newPod(t, 20), f.b.pod

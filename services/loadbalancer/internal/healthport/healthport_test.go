@@ -6,6 +6,7 @@ package healthport
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -182,7 +183,7 @@ func TestRequestOfAnAcceptedConnectionIsAnsweredDuringTheEnd(t *testing.T) {
 	})
 	ended := make(chan struct{})
 	go func() { defer close(ended); p.end() }()
-	if _, err := idle.Read(make([]byte, 1)); err != io.EOF {
+	if _, err := idle.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the idle connection: %v, want EOF", err)
 	}
 	get(early)

@@ -132,8 +132,8 @@ func (t *Table) FreeCapacity(by Asker, name string, addrs []netip.Addr, now time
 }
 
 // FreeTables removes at most n expired addresses without a known connection, the oldest first. Call it if the table of
-// a subject has no place for an answer. It removes only addresses of the answer's families, and of names that only pods
-// of the asker's namespace use, so other namespaces lose nothing. It returns nil if there are none.
+// a subject is full. It removes only addresses of the answer's families, and of names that only pods of the asker's
+// namespace use, so other namespaces lose nothing. It returns nil if it has removed no address.
 func (t *Table) FreeTables(by Asker, answer []netip.Addr, n int, now time.Time) (gone []engine.Name) {
 	if by.Namespace == nil || now.Before(t.noneBefore[*by.Namespace]) {
 		return nil

@@ -86,8 +86,8 @@ func (n *Names) ValidateLearn(ctx context.Context, name string) (used bool, err 
 	})
 }
 
-// freedAtOnce is how many expired addresses make room when a table is full, so that not each answer has to sort the
-// addresses.
+// freedAtOnce is the maximum number of expired addresses that are removed when a table is full. It is large, so that not
+// each answer has to sort the addresses.
 const freedAtOnce = 1024
 
 func (n *Names) learn(by names.Asker, key dnsname.Learned, addrs []netip.Addr, ttl time.Duration) error {

@@ -24,7 +24,7 @@ import (
 
 // TestExpiredAddressesMakeRoomInAFullTable: the table of a subject is full of learned addresses. A new address is not
 // learned while all of them are valid, and takes the place of the oldest ones whose TTL is over otherwise. Addresses
-// with a connection stay, and so do those of other namespaces.
+// with a connection stay, and so do the addresses of other namespaces.
 func TestExpiredAddressesMakeRoomInAFullTable(t *testing.T) {
 	c := &clock{now: time.Now()}
 	d, _ := objects(t, t.TempDir(), func(cfg *Config) {
@@ -82,7 +82,7 @@ func TestExpiredAddressesMakeRoomInAFullTable(t *testing.T) {
 	}
 	fresh := address(table.MaxPrefixes + 1)
 	if err := learn(&evil, "fresh.example", fresh); !errors.Is(err, failure.ErrLimit) {
-		t.Fatalf("an address beside %d valid ones: %v", table.MaxPrefixes, err)
+		t.Fatalf("an address in addition to %d valid ones: %v", table.MaxPrefixes, err)
 	}
 	// Its last report names a connection to the first address.
 	c.add(5 * time.Minute)
@@ -94,7 +94,7 @@ func TestExpiredAddressesMakeRoomInAFullTable(t *testing.T) {
 	hold()
 	hold(address(0))
 	if err := learn(&evil, "fresh.example", fresh); err != nil {
-		t.Fatalf("an address beside expired ones: %v", err)
+		t.Fatalf("an address in addition to expired ones: %v", err)
 	}
 	for a, want := range map[netip.Addr]bool{
 		fresh: true, address(0): true, address(1): false, address(each): false, address(each + 1): true,

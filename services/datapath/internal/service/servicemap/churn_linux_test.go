@@ -167,7 +167,7 @@ func TestKernelNumbersThatRestCountForTheTenantThatUsedThem(t *testing.T) {
 	}
 }
 
-// nobody references no IDs.
+// nobody is a set of sockets that reference no IDs.
 type nobody struct{}
 
 // Named implements Users.

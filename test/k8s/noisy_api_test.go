@@ -32,6 +32,7 @@ type tenantNode struct {
 	run      string // the node's run directory
 	pods     map[string]*tenantPod
 	env      []string // environment of the services
+	ports    []object // port mappings of new pods
 }
 
 // tenantPod is a pod in the API with its own network namespace.
@@ -153,6 +154,16 @@ func (n *tenantNode) cni(command string, p *tenantPod) ([]byte, error) {
 	config, err := os.ReadFile(filepath.Join(n.run, "cni", "sluice.json"))
 	if err != nil {
 		return nil, err
+	}
+	if n.ports != nil {
+		var all object
+		if err := json.Unmarshal(config, &all); err != nil {
+			return nil, err
+		}
+		all["runtimeConfig"] = object{"portMappings": n.ports}
+		if config, err = json.Marshal(all); err != nil {
+			return nil, err
+		}
 	}
 	plugin := exec.Command(program("sluice-cni"))
 	plugin.Env = []string{
@@ -399,9 +410,18 @@ func (n *tenantNode) victim(round int) {
 	}
 }
 
-// TestAPITenantKeepsWhatItHasBesideANoisyOne exhausts each limit that tenants share, first separately and then all
-// together, from 500 namespaces of a tenant without a label. Meanwhile another tenant uses policies, Services, label
-// changes and pods.
+// TestAPITenantKeepsWhatItHasBesideANoisyOne exhausts limits that tenants share through objects of the API, first
+// separately and then all together, from 500 namespaces of a tenant without a label. Meanwhile another tenant uses
+// policies, Services, label changes and pods. Each round checks that its limit is exhausted.
+//
+// Other limits are exhausted elsewhere (reference/bounds.md has all tests):
+//   - identity numbers, label changes, and the limits of policy tables: TestAPITenantKeepsItsTablesBesideANoisyOne
+//   - host ports, and addresses in quarantine: TestAPITenantKeepsItsPodsBesideANoisyOne
+//   - number of policy tables: TestKernelTenantThatFillsTheMapsLeavesRoomForAnother, without 1,600 pods
+//   - sets of layer 7 rules: TestOneTenantDoesNotUseUpTheRuleSets, without 65,535 policies and pods that they select
+//   - DNS names: TestNamesOfOneTenantKeepOutNoneOfAnother; DNS answers fill them, not objects of the API
+//   - places of lists and tables of the datapath: TestKernelListsOfOneTenantLeavePiecesForOthers; the limit of backends
+//     is smaller here
 func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 	a := newAPI(t)
 	a.crds()
@@ -425,33 +445,91 @@ func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 	for i := range wide {
 		wide[i] = object{"ipBlock": object{"cidr": fmt.Sprintf("198.18.%d.0/24", i)}}
 	}
+	services := func(namespace string) string { return "/api/v1/namespaces/" + namespace + "/services" }
+	slices := func(namespace string) string {
+		return "/apis/discovery.k8s.io/v1/namespaces/" + namespace + "/endpointslices"
+	}
+	policies := func(namespace string) string {
+		return "/apis/networking.k8s.io/v1/namespaces/" + namespace + "/networkpolicies"
+	}
+	// withSlice makes a Service of a namespace with a slice of some endpoints.
+	withSlice := func(i int, name string, annotations object, endpoints int) {
+		service, slice := tenantService(noisy(i), name, "", 1)
+		delete(service["spec"].(object), "clusterIP")             //nolint:forcetypeassert // of tenantService
+		service["metadata"].(object)["annotations"] = annotations //nolint:forcetypeassert // of tenantService
+		var all []object
+		for k := range endpoints {
+			all = append(all, object{"addresses": []string{fmt.Sprintf("10.8.%d.%d", i%256, 10+k)}})
+		}
+		slice["endpoints"] = all
+		n.a.call(http.MethodPost, services(noisy(i)), service)
+		n.a.call(http.MethodPost, slices(noisy(i)), slice)
+	}
+	const ranged = 20 // Services with source ranges
 	round := 0
 	for _, flood := range []struct {
 		bound string
 		count int
 		make  func(i int)
+		// exhausted are the limits in `sluice shares` that the flood exceeds.
+		exhausted []string
+		// check is called after the flood, if the limit is not one of `sluice shares`.
+		check func()
+		undo  func(i int) // may be nil
 	}{
-		{"policies", 600, func(i int) {
-			n.a.call(http.MethodPost, "/apis/networking.k8s.io/v1/namespaces/"+noisy(i)+"/networkpolicies", object{
+		{
+			bound: "source ranges of load balancers", count: ranged,
+			make: func(i int) { n.loadBalancer(noisy(i), fmt.Sprint("ranges-", i), i, 1000) },
+			check: func() {
+				refused := 0
+				for i := range ranged {
+					if n.lacksSourceRanges(noisy(i), fmt.Sprint("ranges-", i)) {
+						refused++
+					}
+				}
+				if refused == 0 || refused == ranged {
+					t.Errorf("%d of %d noisy Services lack source ranges, want some", refused, ranged)
+				}
+				n.loadBalancer("victim", "ranges", 200, 100)
+				if n.lacksSourceRanges("victim", "ranges") {
+					t.Error("the Service of the other tenant lacks source ranges")
+				}
+				n.a.do(http.MethodDelete, services("victim")+"/ranges", nil)
+			},
+			undo: func(i int) { n.a.call(http.MethodDelete, services(noisy(i))+"/"+fmt.Sprint("ranges-", i), nil) },
+		},
+		{
+			bound: "tables of the annotation for consistent hashing", count: 40,
+			make: func(i int) {
+				withSlice(i, fmt.Sprint("table-", i), object{"sluice.io/load-balancing-algorithm": "table"}, 20)
+			},
+			exhausted: []string{"backends"},
+			undo: func(i int) {
+				n.a.call(http.MethodDelete, services(noisy(i))+"/"+fmt.Sprint("table-", i), nil)
+				n.a.call(http.MethodDelete, slices(noisy(i))+"/"+fmt.Sprint("table-", i), nil)
+			},
+		},
+		{bound: "policies", count: 600, exhausted: []string{"policies"}, make: func(i int) {
+			n.a.call(http.MethodPost, policies(noisy(i)), object{
 				"metadata": object{"name": fmt.Sprint("small-", i)}, "spec": object{"podSelector": object{}},
 			})
 		}},
-		{"bytes of policies", 600, func(i int) {
-			n.a.call(http.MethodPost, "/apis/networking.k8s.io/v1/namespaces/"+noisy(i)+"/networkpolicies", object{
+		{bound: "bytes of policies", count: 600, exhausted: []string{"manifests"}, make: func(i int) {
+			n.a.call(http.MethodPost, policies(noisy(i)), object{
 				"metadata": object{"name": fmt.Sprint("wide-", i)},
 				"spec":     object{"podSelector": object{}, "ingress": []object{{"from": wide}}},
 			})
 		}},
-		{"frontends", 60, func(i int) {
+		{bound: "frontends", count: 60, exhausted: []string{"frontends"}, make: func(i int) {
 			service, _ := tenantService(noisy(i), fmt.Sprint("many-ports-", i), "", 10)
 			delete(service["spec"].(object), "clusterIP") //nolint:forcetypeassert // of tenantService
-			n.a.call(http.MethodPost, "/api/v1/namespaces/"+noisy(i)+"/services", service)
+			n.a.call(http.MethodPost, services(noisy(i)), service)
 		}},
-		{"Services", 600, func(i int) {
+		{bound: "Services", count: 600, exhausted: []string{"services"}, make: func(i int) {
 			service, _ := tenantService(noisy(i), fmt.Sprint("headless-", i), "None", 1)
-			n.a.call(http.MethodPost, "/api/v1/namespaces/"+noisy(i)+"/services", service)
+			n.a.call(http.MethodPost, services(noisy(i)), service)
 		}},
-		{"EndpointSlices and backends", 600, func(i int) {
+		{bound: "EndpointSlices", count: 600, exhausted: []string{"endpointSlices", "backends"}, make: func(i int) {
 			_, slice := tenantService(noisy(i), fmt.Sprint("many-ports-", i%60), "", 1)
 			slice["metadata"].(object)["name"] = fmt.Sprint("slice-", i) //nolint:forcetypeassert // of tenantService
 			var endpoints []object
@@ -459,13 +537,22 @@ func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 				endpoints = append(endpoints, object{"addresses": []string{fmt.Sprintf("10.9.%d.%d", i%256, 10+k+i/256*5)}})
 			}
 			slice["endpoints"] = endpoints
-			n.a.call(http.MethodPost, "/apis/discovery.k8s.io/v1/namespaces/"+noisy(i)+"/endpointslices", slice)
+			n.a.call(http.MethodPost, slices(noisy(i)), slice)
 		}},
 	} {
-		many(flood.count, flood.make)
 		round++
 		t.Logf("round %d: %s", round, flood.bound)
+		n.within(flood.exhausted...)
+		many(flood.count, flood.make)
+		if flood.check != nil {
+			flood.check()
+		} else {
+			n.exceeded(flood.exhausted...)
+		}
 		n.victim(round)
+		if flood.undo != nil {
+			many(flood.count, flood.undo)
+		}
 	}
 
 	t.Log("the services start again, and list everything")
@@ -477,4 +564,43 @@ func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 		}
 	}
 	n.victim(round + 1)
+}
+
+// loadBalancer makes a Service with a load balancer address and a number of source ranges.
+func (n *tenantNode) loadBalancer(namespace, name string, number, ranges int) {
+	n.t.Helper()
+	var all []string
+	for i := range ranges {
+		all = append(all, fmt.Sprintf("198.%d.%d.%d/32", number, i/256, i%256))
+	}
+	path := "/api/v1/namespaces/" + namespace + "/services"
+	n.a.do(http.MethodPost, path, object{
+		"metadata": object{"name": name},
+		"spec": object{
+			"type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "loadBalancerSourceRanges": all,
+			"ports": []object{{"port": 80, "targetPort": 8080}},
+		},
+	})
+	n.a.do(http.MethodPatch, path+"/"+name+"/status", object{"status": object{"loadBalancer": object{
+		"ingress": []object{{"ip": fmt.Sprint("203.0.113.", number)}},
+	}}})
+}
+
+// lacksSourceRanges waits until the node enforces a Service of loadBalancer or refuses its source ranges, and reports
+// whether it refuses them.
+func (n *tenantNode) lacksSourceRanges(namespace, name string) (lacks bool) {
+	n.t.Helper()
+	eventually(n.t, "source ranges of "+namespace+"/"+name, func() error {
+		args := []string{"service", "get", namespace + "/" + name, "-o", "json", "--instance=" + n.instance}
+		out, err := exec.Command(program("sluice"), args...).CombinedOutput()
+		lacks = strings.Contains(string(out), "source ranges: ")
+		if err == nil && !lacks && !strings.Contains(strings.ReplaceAll(string(out), " ", ""), `"enforced":true`) {
+			err = errors.New("not enforced")
+		}
+		if err != nil {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+		return err
+	})
+	return lacks
 }

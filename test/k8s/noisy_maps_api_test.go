@@ -22,14 +22,42 @@ import (
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 )
 
+// exceeding returns for each limit whether a tenant exceeds its share of it.
+func (n *tenantNode) exceeding() (limits map[string]bool, out []byte, err error) {
+	out, err = exec.Command(program("sluice"), "shares", "--exceeded", "--instance="+n.instance).CombinedOutput()
+	limits = make(map[string]bool)
+	for line := range strings.Lines(string(out)) {
+		// Each limit also has a line about all tenants.
+		if f := strings.Fields(line); len(f) > 2 && f[2] != "all" {
+			_, limit, _ := strings.Cut(f[0], "/")
+			limits[limit] = true
+		}
+	}
+	return limits, out, err
+}
+
 // exceeded waits until a tenant exceeds its share of each of these limits.
 func (n *tenantNode) exceeded(limits ...string) {
 	n.t.Helper()
 	eventually(n.t, fmt.Sprintf("the noisy tenant has exhausted %v", limits), func() error {
-		out, err := exec.Command(program("sluice"), "shares", "--exceeded", "--instance="+n.instance).CombinedOutput()
+		all, out, err := n.exceeding()
 		for _, limit := range limits {
-			if err == nil && !strings.Contains(string(out), "/"+limit+" ") {
+			if err == nil && !all[limit] {
 				err = fmt.Errorf("no tenant exceeds its share of %s:\n%s", limit, out)
+			}
+		}
+		return err
+	})
+}
+
+// within waits until no tenant exceeds its share of any of these limits.
+func (n *tenantNode) within(limits ...string) {
+	n.t.Helper()
+	eventually(n.t, fmt.Sprintf("no tenant exceeds its share of %v", limits), func() error {
+		all, out, err := n.exceeding()
+		for _, limit := range limits {
+			if err == nil && all[limit] {
+				err = fmt.Errorf("a tenant exceeds its share of %s:\n%s", limit, out)
 			}
 		}
 		return err

@@ -6,7 +6,9 @@ package ipam_test
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -109,6 +111,69 @@ func TestShortLivedPodsOfOneNamespaceLeaveAddressesToOthers(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestUserWithManyNamespacesTakesTheReservedAddresses shows the limit of the division by namespace: sluice-ipam does not
+// know tenants. A new namespace has no address in quarantine, like the namespace of another tenant. With enough
+// namespaces one user leaves no address. No address is reused earlier because of that: other nodes may still map it to
+// the former pod, and would apply its policies to the new one. When the first quarantine ends, namespaces with few
+// addresses in quarantine come first.
+func TestUserWithManyNamespacesTakesTheReservedAddresses(t *testing.T) {
+	var now atomic.Pointer[time.Time]
+	at := time.Unix(1e9, 0)
+	now.Store(&at)
+	options := ipam.Options{
+		Field: "pools", Ranges: prefixes("10.0.0.0/25"), Lease: ipam.DefaultLease, Quarantine: time.Minute,
+		Now: func() time.Time { return *now.Load() },
+	}
+	a, stop := start(t, ipamtest.NewMemory(), options)
+	pods := 0
+	churn := func(namespace string) (netip.Addr, error) {
+		pods++
+		o := owner(fmt.Sprintf("c%d", pods))
+		got, err := a.Allocate(t.Context(), ipam.Request{Owner: o, Namespace: namespace})
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		addr := got.Addresses[0].Addr
+		if _, err = a.Confirm(t.Context(), o, []netip.Addr{addr}); err == nil {
+			_, err = a.Release(t.Context(), o)
+		}
+		return addr, err
+	}
+	used := make(map[netip.Addr]bool)
+	for i := 0; a.Summary().Pools[0].Free > 0; i++ {
+		if i == 100 {
+			t.Fatalf("100 namespaces leave %d addresses", a.Summary().Pools[0].Free)
+		}
+		for {
+			addr, err := churn(fmt.Sprint("noisy-", i))
+			if err != nil {
+				break
+			}
+			if used[addr] {
+				t.Fatalf("%s is used again in its quarantine", addr)
+			}
+			used[addr] = true
+		}
+	}
+	var full *ipam.ExhaustedError
+	if _, err := churn("victim"); !errors.As(err, &full) || full.Namespace != "" {
+		t.Errorf("without free addresses: %v", err)
+	}
+	later := at.Add(59 * time.Second)
+	now.Store(&later)
+	if _, err := churn("victim"); !errors.As(err, &full) {
+		t.Errorf("before the end of the quarantine: %v", err)
+	}
+	later = at.Add(61 * time.Second)
+	now.Store(&later)
+	if _, err := churn("victim"); err != nil {
+		t.Errorf("after the quarantine: %v", err)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -96,7 +96,7 @@ var All = []Bound{
 	{
 		Name: "policies in the report of a node", Process: "sluice-policy", Default: "1,024, and 48 KiB", Divided: ByTenant,
 		Beyond: "the status of the other policies gives their number by reason; each tenant has some in the report",
-		Shown:  "`policy list` of the node", Tests: []string{"TestPoliciesOfOneTenantLeaveRoomInTheReportForOthers"},
+		Shown:  "`policy list` of the node", Tests: []string{"TestObjectsOfOneTenantLeaveRoomInAReportForOthers"},
 	},
 	{
 		Name: "DNS names", Process: "sluice-policy", Setting: "names.max", Default: "16,384", Divided: ByEndpoint,
@@ -154,6 +154,12 @@ var All = []Bound{
 		Shown:  "`controller status`", Tests: []string{"TestPoliciesOfOneTenantDelayNoStatusOfAnother"},
 	},
 	{
+		Name: "Events about Services beyond a share", Process: "sluice-controller", Default: "100, then 100 an hour",
+		Divided: ByTenant, Beyond: "the Events of the other Services of the tenant come later, or not at all",
+		Shown: "`controller status`",
+		Tests: []string{"TestServicesOfOneTenantNeitherDelayOthersNorFillTheStore"},
+	},
+	{
 		Name: "frontends", Process: "sluice-loadbalancer", Setting: "limits.frontends",
 		Default: "65,536, less if the datapath has less", Divided: ByTenant,
 		Beyond: "the newest frontends of a tenant above its share refuse connections",
@@ -182,6 +188,12 @@ var All = []Bound{
 		Shown:   "as for Services", Tests: []string{"TestFloodOfObjectsKeepsNoServiceOfOthersOut"},
 	},
 	{
+		Name: "Services in the report of a node", Process: "sluice-loadbalancer", Default: "128, and 16 KiB",
+		Divided: ByTenant, Beyond: "the other Services beyond a share get no Event; each tenant has some in the report",
+		Shown: "`service list` of the node",
+		Tests: []string{"TestObjectsOfOneTenantLeaveRoomInAReportForOthers", "TestServicesBeyondTheShareAreReported"},
+	},
+	{
 		Name: "backends of one Service", Process: "sluice-loadbalancer", Setting: "limits.backendsPerService",
 		Default: "65,536, less if the datapath has less", Divided: PerObject,
 		Beyond: "the backends of its newest slices are not used", Shown: "`service get`",
@@ -200,6 +212,7 @@ var All = []Bound{
 		Shown: "error of ADD",
 		Tests: []string{
 			"TestShortLivedPodsOfOneNamespaceLeaveAddressesToOthers", "TestNamespaceOfACallCounts",
+			"TestUserWithManyNamespacesTakesTheReservedAddresses", "TestAPITenantKeepsItsPodsBesideANoisyOne",
 		},
 	},
 	{

@@ -2,8 +2,8 @@
 // Copyright 2026 The Sluice Authors
 
 // sluice-controller performs tasks that one process of a cluster does for all nodes: it writes the status of
-// policies, removes nodes whose Node was deleted, creates Events about pod ranges and disks, and publishes the
-// podCIDRs of Nodes and the kinds of policy. It serves no node. See docs/controller.md.
+// policies, removes nodes whose Node was deleted, creates Events about pod ranges, disks and Services beyond their
+// share, and publishes the podCIDRs of Nodes and the kinds of policy. It serves no node. See docs/controller.md.
 package main
 
 import (
@@ -30,6 +30,7 @@ import (
 	"github.com/sluice-net/sluice/services/controller/internal/policystatus"
 	"github.com/sluice-net/sluice/services/controller/internal/poolevents"
 	"github.com/sluice-net/sluice/services/controller/internal/server"
+	"github.com/sluice-net/sluice/services/controller/internal/serviceevents"
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
@@ -88,12 +89,13 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	reports := nodereports.New(client.NewReports(conn, p.Log), api.Nodes, status, pools)
+	services := serviceevents.New(writer, evaluator.Tenant, leads, p.Log)
+	reports := nodereports.New(client.NewReports(conn, p.Log), api.Nodes, status, services, pools)
 	debug.FreeOSMemory() // memory that loading used
 
 	service := server.New(server.Options{
 		Version: version.Get().String(), Started: started, Election: leads.Status, Answers: status.Answers,
-		Subjects: []server.Subject{policyKinds, gone, ranges, status, pools},
+		Subjects: []server.Subject{policyKinds, gone, ranges, status, pools, services},
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
 	})
@@ -115,6 +117,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("kinds of policy", policyKinds.Run)
 	p.Go("node garbage collection", gone.Run)
 	p.Go("pool events", pools.Run)
+	p.Go("service events", services.Run)
 	p.Go("pod CIDRs", ranges.Run)
 	p.Go("nodes", nodes.Run)
 	p.Go("reports of nodes", reports.Run)

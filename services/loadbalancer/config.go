@@ -39,8 +39,9 @@ type Config struct {
 	reserved []compile.Reserved // set by Validate
 }
 
-// SourcesConfig configures the sources of services other than API calls.
+// SourcesConfig configures the sources of services other than API calls, and the identity service.
 type SourcesConfig struct {
+	Identity  string `config:"identity" help:"unix socket of the identity service, which publishes what exceeds a share"`
 	Directory string `config:"directory" help:"directory of manifests, which is watched; empty for none"`
 }
 
@@ -86,6 +87,7 @@ type SubscribersConfig struct {
 func defaults(p instance.Paths) Config {
 	return Config{
 		StateDir:   p.ServiceStateDir("loadbalancer"),
+		Sources:    SourcesConfig{Identity: p.Socket("identity")},
 		Kubernetes: kube.Defaults(),
 		Backends:   BackendsConfig{Reserved: []string{"udp/4789", "udp/8472"}},
 		Limits: LimitsConfig{
@@ -105,6 +107,9 @@ func (c *Config) Validate() error {
 	var p config.Problems
 	if !filepath.IsAbs(c.StateDir) {
 		p.Addf("stateDir", "%q is not an absolute path", c.StateDir)
+	}
+	if !filepath.IsAbs(c.Sources.Identity) {
+		p.Addf("sources.identity", "%q is not an absolute path", c.Sources.Identity)
 	}
 	if d := c.Sources.Directory; d != "" && !filepath.IsAbs(d) {
 		p.Addf("sources.directory", "%q is not an absolute path", d)

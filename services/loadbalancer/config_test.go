@@ -52,17 +52,17 @@ func TestReservedPorts(t *testing.T) {
 }
 
 func TestWrongSettingsAreNamed(t *testing.T) {
-	c := defaults(instance.Paths{StateDir: "/var/lib/sluice"})
+	c := defaults(instance.Paths{RunDir: "/run/sluice", StateDir: "/var/lib/sluice"})
 	if err := c.Validate(); err != nil || len(c.reserved) != 2 {
 		t.Fatalf("the defaults: %v, %+v", err, c.reserved)
 	}
-	c.StateDir, c.Sources.Directory, c.HealthChecks.Address = "x", "y", "z"
+	c.StateDir, c.Sources.Directory, c.Sources.Identity, c.HealthChecks.Address = "x", "y", "w", "z"
 	c.ExternalIPs.Allow, c.Backends.Reserved = []string{"10.0.0.0/8", "no"}, []string{"no"}
 	c.Limits.Services, c.Limits.Manifests, c.Subscribers.Linger = 0, 0, -1
 	err := c.Validate()
 	for _, key := range []string{
-		"stateDir", "sources.directory", "healthChecks.address", "externalIPs.allow[1]", "backends.reserved[0]",
-		"limits.services", "limits.manifests", "subscribers.linger",
+		"stateDir", "sources.directory", "sources.identity", "healthChecks.address", "externalIPs.allow[1]",
+		"backends.reserved[0]", "limits.services", "limits.manifests", "subscribers.linger",
 	} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%v does not name %s", err, key)

@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -120,6 +121,13 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			objects.Node = cfg.Node.Name
 		}
 		p.Go("kubernetes", objects.Run)
+		conn, err := p.Dial(cfg.Sources.Identity, 0)
+		if err != nil {
+			return fmt.Errorf("sources.identity: %w", err)
+		}
+		p.Go("services beyond their share", func(ctx context.Context) error {
+			return newReporter(conn, api.Nodes, p.Log).Report(ctx, beyondShare(o.Reader()))
+		})
 		p.Go("tenants", func(ctx context.Context) error { return of.Follow(ctx, api, p.Log) })
 		p.Go("changes of tenants", func(ctx context.Context) error {
 			for {

@@ -20,7 +20,9 @@ import (
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/kube/tenants"
+	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/proto/wire/reportwire"
 	identities "github.com/sluice-net/sluice/services/policy/internal/client"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 	"github.com/sluice-net/sluice/services/policy/internal/server"
@@ -111,7 +113,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	p.Go("owner", o.Run)
 	p.Go("refused policies", func(ctx context.Context) error {
-		return identities.NewRefusals(conn, p.Log).Report(ctx, unenforced(o.Reader(), cfg.StateDir, set.Of))
+		reports := reportwire.New(identityv1.NewClusterServiceClient(conn), reportwire.Options{Log: p.Log})
+		return reports.Report(ctx, unenforced(o.Reader(), cfg.StateDir, set.Of))
 	})
 	p.Go("waiting labels", func(ctx context.Context) error {
 		return identities.AdmitNarrowing(ctx, conn, o.Reader().Narrows, p.Log)

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	identities "github.com/sluice-net/sluice/services/policy/internal/client"
+	"github.com/sluice-net/sluice/proto/wire/reportwire"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -53,7 +53,7 @@ func isFull(dir string) (bool, error) {
 }
 
 // report returns the entry for the report, or none if all disks can be written.
-func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
+func (s *storage) report(ctx context.Context) ([]reportwire.Refused, error) {
 	reason, err := s.failure(ctx)
 	if err != nil {
 		return nil, err
@@ -74,5 +74,5 @@ func (s *storage) report(ctx context.Context) ([]identities.Refused, error) {
 		s.reason = reason
 	}
 	text := fmt.Sprintf("since %s: %s", s.since.UTC().Format(time.RFC3339), s.reason)
-	return []identities.Refused{{Key: policy.NodeStorage, Reason: text}}, nil
+	return []reportwire.Refused{{Kind: policy.NodeStorage.Kind, Name: policy.NodeStorage.Name, Reason: text}}, nil
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	identities "github.com/sluice-net/sluice/services/policy/internal/client"
+	"github.com/sluice-net/sluice/proto/wire/reportwire"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 )
 
@@ -37,7 +37,9 @@ func TestFullDiskIsInTheReportOfTheNode(t *testing.T) {
 		}
 		switch {
 		case want == "" && len(got) == 0:
-		case len(got) == 1 && got[0] == identities.Refused{Key: policy.NodeStorage, Reason: want}:
+		case len(got) == 1 && got[0] == reportwire.Refused{
+			Kind: policy.NodeStorage.Kind, Name: policy.NodeStorage.Name, Reason: want,
+		}:
 		default:
 			t.Errorf("%s: %+v, want %q", when, got, want)
 		}

@@ -572,7 +572,10 @@ func TestAPIStatusWriterMayDoNoMore(t *testing.T) {
 		may(false, verb, "networkpolicies.networking.k8s.io", "-n", "shop")
 		may(false, verb, "nodes")
 		may(false, verb, "pods", "-n", "shop")
+		may(false, verb, "services", "-n", "shop")
 	}
+	may(true, "get", "services", "-n", "shop")
+	may(false, "list", "services", "-n", "shop")
 	may(true, "create", "events.events.k8s.io", "-n", "shop")
 	may(false, "patch", "events.events.k8s.io", "-n", "shop")
 	may(false, "create", "events", "-n", "shop") // of the core

@@ -32,9 +32,9 @@ func NewReports(cc grpc.ClientConnInterface, l *slog.Logger) *Reports {
 
 // Follow calls told with the reports of all nodes whenever they change, until ctx ends; it then returns nil. While
 // the identity service is unreachable, the last reports remain.
-func (r *Reports) Follow(ctx context.Context, told func(nodereports.All)) error {
+func (r *Reports) Follow(ctx context.Context, told func(nodereports.Cluster)) error {
 	for pause := watchRetry; ; {
-		err := r.follow(ctx, func(all nodereports.All) {
+		err := r.follow(ctx, func(all nodereports.Cluster) {
 			pause = watchRetry
 			told(all)
 		})
@@ -44,7 +44,7 @@ func (r *Reports) Follow(ctx context.Context, told func(nodereports.All)) error 
 		if status.Code(err) == codes.Unimplemented { // from an earlier version
 			pause = watchRetryMax
 		}
-		r.log.Debug("cannot watch the policies that nodes refuse, trying again", log.Err(err))
+		r.log.Debug("cannot watch what nodes do not enforce as written, trying again", log.Err(err))
 		select {
 		case <-time.After(pause + rand.N(pause)):
 		case <-ctx.Done():
@@ -54,12 +54,12 @@ func (r *Reports) Follow(ctx context.Context, told func(nodereports.All)) error 
 	}
 }
 
-func (r *Reports) follow(ctx context.Context, told func(nodereports.All)) error {
-	stream, err := r.client.WatchRefusals(ctx, &identityv1.WatchRefusalsRequest{})
+func (r *Reports) follow(ctx context.Context, told func(nodereports.Cluster)) error {
+	stream, err := r.client.WatchRefusals(ctx, &identityv1.WatchRefusalsRequest{Services: true})
 	if err != nil {
 		return err
 	}
-	all, complete := make(nodereports.All), false
+	all, complete := nodereports.Cluster{Policies: make(nodereports.All), Services: make(nodereports.All)}, false
 	for {
 		m, err := stream.Recv()
 		if err != nil {
@@ -74,8 +74,12 @@ func (r *Reports) follow(ctx context.Context, told func(nodereports.All)) error 
 				k := evaluation.Key{Kind: x.GetKind(), Namespace: x.GetNamespace(), Name: x.GetName()}
 				report.Refused = append(report.Refused, nodereports.Refused{Key: k, Reason: x.GetReason()})
 			}
-			if all[node] = report; len(report.Refused)+report.Omitted == 0 && !report.Unreadable {
-				delete(all, node)
+			of := all.Policies
+			if m.GetSubject() == identityv1.RefusalSubject_REFUSAL_SUBJECT_SERVICES {
+				of = all.Services
+			}
+			if of[node] = report; len(report.Refused)+report.Omitted == 0 && !report.Unreadable {
+				delete(of, node)
 			}
 		}
 		if complete {

@@ -64,9 +64,12 @@ func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended, said := make(chan error, 1), make(chan string)
 	go func() {
-		ended <- followed.Follow(ctx, func(all nodereports.All) {
+		ended <- followed.Follow(ctx, func(all nodereports.Cluster) {
 			var nodes []string
-			for node, r := range all {
+			for node, r := range all.Services {
+				nodes = append(nodes, fmt.Sprint(node, " services ", len(r.Refused)))
+			}
+			for node, r := range all.Policies {
 				text := fmt.Sprint(node, " ", len(r.Refused), "+", r.Omitted)
 				if r.Unreadable {
 					text += " unreadable"
@@ -102,6 +105,20 @@ func TestReportsOfAllNodesAreToldOnceTheyAreComplete(t *testing.T) {
 		if got, want := <-said, fmt.Sprintf("n1 0+%d unreadable", omitted); !strings.HasPrefix(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+	// The report about Services is another one.
+	m := &identityv1.WatchRefusalsResponse{
+		Node: "n1", Subject: identityv1.RefusalSubject_REFUSAL_SUBJECT_SERVICES,
+		Refusals: []*identityv1.PolicyRefusal{{Kind: "Service", Namespace: "a", Name: "s"}},
+	}
+	r.send <- m
+	if got, want := <-said, "n1 services 1; n1 0+1 unreadable"; !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	m.Refusals = nil
+	r.send <- m
+	if got, want := <-said, "n1 0+1 unreadable"; !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 	r.send <- &identityv1.WatchRefusalsResponse{Node: "n1"}
 	if got := <-said; got != "" {

@@ -32,8 +32,8 @@ import (
 // requestTimeout limits a single request.
 const requestTimeout = 10 * time.Second
 
-// Writer implements policystatus.API and poolevents.API. All its requests share one rate limit, so that a change of
-// many policies does not overload the API server.
+// Writer implements policystatus.API, poolevents.API and serviceevents.API. All its requests share one rate limit, so
+// that a change of many objects does not overload the API server.
 type Writer struct {
 	client   *rest.RESTClient
 	instance string
@@ -91,6 +91,20 @@ func (w *Writer) Record(ctx context.Context, o policystatus.Object, e policystat
 			UID: types.UID(o.UID), ResourceVersion: o.ResourceVersion,
 		},
 	}))
+}
+
+// ServiceUID implements serviceevents.API.
+func (w *Writer) ServiceUID(ctx context.Context, namespace, name string) (string, error) {
+	body, err := w.client.Get().AbsPath("/api/v1/namespaces", namespace, "services", name).Timeout(requestTimeout).
+		Do(ctx).Raw()
+	if err != nil {
+		return "", explained(err)
+	}
+	var o metav1.PartialObjectMetadata
+	if err := json.Unmarshal(body, &o); err != nil {
+		return "", fmt.Errorf("service %s/%s: %w", namespace, name, err)
+	}
+	return string(o.UID), nil
 }
 
 // RecordOnNode implements poolevents.API. If the API server rejects an Event, the error is logged and not returned,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package nodereports evaluates the reports of nodes: policies that they do not enforce as written, and disks that
-// cannot be written.
+// Package nodereports evaluates the reports of nodes: policies and Services that they do not enforce as written, and
+// disks that cannot be written.
 package nodereports
 
 import (
@@ -20,17 +20,17 @@ import (
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
-// Refused is a policy that a node does not enforce as written. With the key evaluation.NodeStorage it reports a disk.
+// Refused is an object that a node does not enforce as written. With the key evaluation.NodeStorage it reports a disk.
 type Refused struct {
 	Key    evaluation.Key
 	Reason string
 }
 
-// Report is the report of a node.
+// Report is the report of a node on policies or on Services.
 type Report struct {
 	Refused []Refused
-	Omitted int // number of further policies, which do not fit into the report
-	// Reasons counts the omitted policies by reason code; nil: the node has an earlier version.
+	Omitted int // number of further objects, which do not fit into the report
+	// Reasons counts the omitted objects by reason code; nil: the node has an earlier version.
 	Reasons map[string]uint32
 	// Unreadable means that the report cannot be read. The other fields are then empty.
 	Unreadable bool
@@ -39,16 +39,19 @@ type Report struct {
 // All contains the reports by node. A node without a report is missing.
 type All map[string]Report
 
+// Cluster contains the reports of all nodes by subject.
+type Cluster struct{ Policies, Services All }
+
 // Source follows the reports.
 type Source interface {
 	// Follow calls told with the reports of all nodes whenever they change, until ctx ends; it then returns nil.
 	// While the identity service is unreachable, the last reports remain.
-	Follow(ctx context.Context, told func(All)) error
+	Follow(ctx context.Context, told func(Cluster)) error
 }
 
-// Policies receives the policies that some nodes do not enforce as written.
-type Policies interface {
-	// others describes the nodes whose reports omit policies, so that they may not enforce a policy that is not in
+// Objects receives the policies or the Services that some nodes do not enforce as written.
+type Objects interface {
+	// others describes the nodes whose reports omit objects, so that they may not enforce an object that is not in
 	// refused.
 	SetRefused(refused map[evaluation.Key]policystatus.Nodes, others policystatus.Nodes)
 }
@@ -62,28 +65,29 @@ type Disks interface {
 type Reports struct {
 	source   Source
 	nodes    func() int // number of nodes of the cluster
-	policies Policies
+	policies Objects
+	services Objects
 	disks    Disks
 }
 
 // New returns Reports. nodes returns the number of nodes of the cluster.
-func New(s Source, nodes func() int, p Policies, d Disks) *Reports {
-	return &Reports{source: s, nodes: nodes, policies: p, disks: d}
+func New(s Source, nodes func() int, policies, services Objects, d Disks) *Reports {
+	return &Reports{source: s, nodes: nodes, policies: policies, services: services, disks: d}
 }
 
 // Run distributes the reports until ctx ends; it then returns nil.
 func (r *Reports) Run(ctx context.Context) error {
 	var mu sync.Mutex
-	var latest All
+	var latest Cluster
 	var failing map[string]string // errors of disks, by node
 	changed := make(chan struct{}, 1)
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() {
-		_ = r.source.Follow(ctx, func(all All) { // always nil
+		_ = r.source.Follow(ctx, func(all Cluster) { // always nil
 			mu.Lock()
 			defer mu.Unlock()
-			latest = maps.Clone(all)
+			latest = Cluster{Policies: maps.Clone(all.Policies), Services: maps.Clone(all.Services)}
 			select {
 			case changed <- struct{}{}:
 			default:
@@ -99,8 +103,9 @@ func (r *Reports) Run(ctx context.Context) error {
 		mu.Lock()
 		reports := latest
 		mu.Unlock()
-		r.policies.SetRefused(byPolicy(reports, r.nodes()))
-		failing = disks(reports, failing)
+		r.policies.SetRefused(byObject(reports.Policies, r.nodes()))
+		r.services.SetRefused(byObject(reports.Services, r.nodes()))
+		failing = disks(reports.Policies, failing)
 		r.disks.SetStorage(failing)
 		select {
 		case <-time.After(refusedEvery):
@@ -116,9 +121,9 @@ const refusedEvery = 10 * time.Second
 // maxNamedNodes limits the nodes that a status names.
 const maxNamedNodes = 10
 
-// byPolicy groups the reports by policy. nodes is the number of nodes of the cluster. others describes the nodes
-// whose reports omit policies; it applies to policies that no node reports.
-func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.Nodes, others policystatus.Nodes) {
+// byObject groups the reports by object. nodes is the number of nodes of the cluster. others describes the nodes
+// whose reports omit objects; it applies to objects that no node reports.
+func byObject(reports All, nodes int) (refused map[evaluation.Key]policystatus.Nodes, others policystatus.Nodes) {
 	names := make(map[evaluation.Key][]string)
 	refused = make(map[evaluation.Key]policystatus.Nodes)
 	var omitting, unreadable []string
@@ -156,7 +161,7 @@ func byPolicy(reports All, nodes int) (refused map[evaluation.Key]policystatus.N
 	return refused, unknown(of, omitting, nil, omitted, reasons)
 }
 
-// unknown adds the nodes whose reports omit policies, without the nodes that report this policy.
+// unknown adds the nodes whose reports omit objects, without the nodes that report this object.
 func unknown(x policystatus.Nodes, omitting, reporting []string, omitted int, reasons map[string]int,
 ) policystatus.Nodes {
 	var all []string

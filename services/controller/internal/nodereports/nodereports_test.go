@@ -20,7 +20,7 @@ func TestNodesThatRefuseAPolicyAreCounted(t *testing.T) {
 		reports[fmt.Sprintf("n%02d", i)] = Report{Refused: []Refused{{Key: k, Reason: "too large"}}}
 	}
 	reports["n03"] = Report{Refused: append(reports["n03"].Refused, Refused{Key: other, Reason: "others"})}
-	got, others := byPolicy(reports, 50)
+	got, others := byObject(reports, 50)
 	want := policystatus.Nodes{
 		Names: "n00, n01, n02, n03, n04, n05, n06, n07, n08, n09, …", Count: 12, All: 50, Reason: "too large",
 	}
@@ -45,7 +45,7 @@ func TestPoliciesBeyondAReportAreUnknownOnItsNode(t *testing.T) {
 		"n2": {Omitted: 300, Reasons: map[string]uint32{"B": 299, "C": 0, "D": 5}},
 		"n3": {Refused: []Refused{{Key: evaluation.NodeStorage, Reason: "full"}}},
 	}
-	got, others := byPolicy(reports, 9)
+	got, others := byObject(reports, 9)
 	want := policystatus.Nodes{
 		Names: "n1", Count: 1, All: 9, Reason: "too large", Unknown: "n2", UnknownCount: 1, Omitted: 256,
 		Reasons: "B 256, A 4, D 4",
@@ -72,7 +72,7 @@ func TestDisksOfReportsAreNoPolicies(t *testing.T) {
 	if got := disks(reports, nil); !maps.Equal(got, full) {
 		t.Errorf("%v, want %v", got, full)
 	}
-	if got, _ := byPolicy(reports, 3); len(got) != 1 || got[k].Count != 2 {
+	if got, _ := byObject(reports, 3); len(got) != 1 || got[k].Count != 2 {
 		t.Errorf("%+v, want one policy on two nodes", got)
 	}
 }
@@ -86,7 +86,7 @@ func TestReportThatCannotBeReadIsUnknown(t *testing.T) {
 		"n2": {Unreadable: true, Omitted: 1},
 		"n3": {Unreadable: true},
 	}
-	got, others := byPolicy(reports, 9)
+	got, others := byObject(reports, 9)
 	want := policystatus.Nodes{All: 9, Unreadable: "n2, n3", UnreadableCount: 2}
 	if others != want {
 		t.Errorf("others: %+v, want %+v", others, want)

@@ -7,6 +7,8 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"strings"
+
+	"github.com/sluice-net/sluice/services/controller/internal/subject"
 )
 
 // maxNote limits the text of an Event, in bytes.
@@ -25,7 +27,10 @@ type Event struct {
 
 // event returns the Event for a verdict.
 func event(o Object, v Verdict) Event {
-	e := Event{Reason: "Policy" + v.Reason, Note: shorten(v.Message, maxNote), Warning: v.Reason != Accepted || v.Partial}
+	e := Event{
+		Reason: "Policy" + v.Reason, Note: subject.Shorten(v.Message, maxNote),
+		Warning: v.Reason != Accepted || v.Partial,
+	}
 	what := v.Reason
 	switch {
 	case v.Partial:
@@ -37,13 +42,4 @@ func event(o Object, v Verdict) Event {
 	const most = 200 // a name has at most 253 characters including the suffix
 	e.Name = fmt.Sprintf("%s.%x", strings.TrimRight(o.Name[:min(len(o.Name), most)], "-."), sum[:8])
 	return e
-}
-
-// shorten cuts a text to limit bytes.
-func shorten(text string, limit int) string {
-	if len(text) <= limit {
-		return text
-	}
-	const more = "…"
-	return strings.ToValidUTF8(text[:limit-len(more)], "") + more
 }

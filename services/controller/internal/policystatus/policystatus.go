@@ -17,12 +17,10 @@
 package policystatus
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -71,12 +69,8 @@ type evaluator interface {
 	Run(ctx context.Context, to evaluation.Sink) error
 }
 
-// Timing of a Writer.
-const (
-	firstPause   = time.Second
-	longestPause = 30 * time.Second
-	refusedIn    = 5 * time.Minute // delay before a rejected request is repeated
-)
+// refusedIn is the delay before a rejected request is repeated.
+const refusedIn = 5 * time.Minute
 
 // Writer writes the status of objects. It is the Sink of the source.
 type Writer struct {
@@ -87,15 +81,13 @@ type Writer struct {
 	requests subject.Requests
 	now      func() time.Time
 
-	wake  chan struct{} // has a token when an object may be due
-	turns *shares.Turns // used by lead
+	queue *subject.Queue[evaluation.Key] // objects whose status must be compared with the verdict
 
 	mu      sync.Mutex
 	objects map[evaluation.Key]*object
-	refused map[evaluation.Key]Nodes     // policies that some nodes do not enforce as written
-	others  Nodes                        // applies to policies that are not in refused
-	due     map[evaluation.Key]time.Time // when to compare the status with the verdict
-	mute    map[string]time.Time         // kinds without a status, by APIVersion and kind, and when to try them again
+	refused map[evaluation.Key]Nodes // policies that some nodes do not enforce as written
+	others  Nodes                    // applies to policies that are not in refused
+	mute    map[string]time.Time     // kinds without a status, by APIVersion and kind, and when to try them again
 }
 
 // object is an object and its verdict.
@@ -114,9 +106,11 @@ func New(e *evaluation.Evaluator, api API, leads subject.Leadership, l *slog.Log
 }
 
 func newWriter(e evaluator, api API, leads subject.Leadership, l *slog.Logger) *Writer {
+	tenant := func(k evaluation.Key) shares.Tenant { return e.Tenant(k.Namespace) }
 	return &Writer{
-		evaluator: e, api: api, leads: leads, log: l, now: time.Now, wake: make(chan struct{}, 1), turns: shares.NewTurns(),
-		objects: make(map[evaluation.Key]*object), due: make(map[evaluation.Key]time.Time), mute: make(map[string]time.Time),
+		evaluator: e, api: api, leads: leads, log: l, now: time.Now,
+		queue:   subject.NewQueue(evaluation.Key.Compare, tenant, time.Now),
+		objects: make(map[evaluation.Key]*object), mute: make(map[string]time.Time),
 	}
 }
 
@@ -134,10 +128,7 @@ func (w *Writer) Run(ctx context.Context) error {
 
 // Status returns the number of objects whose status must be compared, and the statistics of the requests.
 func (w *Writer) Status() subject.Status {
-	w.mu.Lock()
-	pending := len(w.due)
-	w.mu.Unlock()
-	return w.requests.Status("policy status", pending)
+	return w.requests.Status("policy status", w.queue.Pending())
 }
 
 // Answers returns an error if the evaluator does not respond.
@@ -194,9 +185,8 @@ func (w *Writer) Apply(ctx context.Context, c watch.Changes[evaluation.Key, eval
 			continue
 		}
 		o.verdict = v
-		w.soon(k)
+		w.queue.Soon(k)
 	}
-	w.notify()
 	return nil
 }
 
@@ -261,30 +251,14 @@ func (w *Writer) SetRefused(refused map[evaluation.Key]Nodes, others Nodes) {
 	for k, o := range w.objects {
 		if v := o.judged.on(w.nodes(k)); v != o.verdict {
 			o.verdict = v
-			w.soon(k)
+			w.queue.Soon(k)
 		}
 	}
-	w.notify()
 }
 
 func (w *Writer) forget(k evaluation.Key) {
 	delete(w.objects, k)
-	delete(w.due, k)
-}
-
-// soon makes an object due now, unless it is due already. Called with mu held.
-func (w *Writer) soon(k evaluation.Key) {
-	now := w.now()
-	if at, ok := w.due[k]; !ok || at.After(now) {
-		w.due[k] = now
-	}
-}
-
-func (w *Writer) notify() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
+	w.queue.Forget(k)
 }
 
 // lead writes until ctx ends. First it compares the status of every object, because the previous leader may have
@@ -293,128 +267,25 @@ func (w *Writer) lead(ctx context.Context) {
 	w.mu.Lock()
 	clear(w.mute)
 	for k := range w.objects {
-		w.soon(k)
+		w.queue.Soon(k)
 	}
 	w.mu.Unlock()
-	wait := firstPause
-	for ctx.Err() == nil {
-		waiting, next := w.waiting()
-		some := len(waiting.tenants) > 0
-		failed := w.writeBatch(ctx, waiting)
-		var timer <-chan time.Time
-		wake := w.wake
-		switch {
-		case ctx.Err() != nil:
-			return
-		case failed != nil:
-			w.log.Warn("cannot write the status of policies", log.Err(failed), "again", wait)
-			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
-		case some:
-			wait = firstPause
-			continue
-		case !next.IsZero():
-			timer = time.After(max(0, next.Sub(w.now())))
-		}
-		select {
-		case <-timer:
-		case <-wake:
-		case <-ctx.Done():
-		}
-	}
-}
-
-// maxBatch is the number of requests in one batch. Objects that become due during a batch take part in the next one.
-const maxBatch = 20
-
-// writeBatch writes the status of waiting objects, with at most maxBatch requests. It returns an error if the API
-// server does not respond.
-func (w *Writer) writeBatch(ctx context.Context, waiting *agenda) error {
-	for sent := 0; sent < maxBatch; {
-		tenant, k, ok := waiting.next(w.turns)
-		if !ok {
-			return nil
-		}
-		requested, err := w.write(ctx, k)
-		if err != nil {
-			return err
-		}
-		if requested {
-			w.turns.Serve(tenant)
-			sent++
-		}
-	}
-	return nil
-}
-
-// agenda has the objects that are due, by tenant.
-type agenda struct {
-	tenants map[shares.Tenant][]evaluation.Key
-	sorted  map[shares.Tenant]bool
-	due     map[evaluation.Key]time.Time
-}
-
-// next selects the tenant whose turn it is. It removes and returns the object of this tenant that has waited longest.
-func (a *agenda) next(turns *shares.Turns) (of shares.Tenant, k evaluation.Key, ok bool) {
-	for t := range a.tenants {
-		if !ok || turns.Compare(t, of) < 0 {
-			of, ok = t, true
-		}
-	}
-	if !ok {
-		return of, k, false
-	}
-	keys := a.tenants[of]
-	if !a.sorted[of] {
-		a.sorted[of] = true
-		slices.SortFunc(keys, func(x, y evaluation.Key) int { return cmp.Or(a.due[x].Compare(a.due[y]), x.Compare(y)) })
-	}
-	if k = keys[0]; len(keys) == 1 {
-		delete(a.tenants, of)
-	} else {
-		a.tenants[of] = keys[1:]
-	}
-	return of, k, true
-}
-
-// waiting returns the objects that are due, and the time at which the next one is due.
-func (w *Writer) waiting() (due *agenda, next time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	due = &agenda{
-		tenants: make(map[shares.Tenant][]evaluation.Key), sorted: make(map[shares.Tenant]bool),
-		due: make(map[evaluation.Key]time.Time),
-	}
-	now := w.now()
-	for k, at := range w.due {
-		switch {
-		case !at.After(now):
-			t := w.Tenant(k.Namespace)
-			w.turns.Join(t)
-			due.tenants[t] = append(due.tenants[t], k)
-			due.due[k] = at
-		case next.IsZero() || at.Before(next):
-			next = at
-		}
-	}
-	w.turns.Keep(func(t shares.Tenant) bool { return due.tenants[t] != nil })
-	return due, next
+	w.queue.Lead(ctx, w.log, "status of policies", w.write)
 }
 
 // later schedules the next comparison of an object, unless an earlier one is scheduled.
 func (w *Writer) later(k evaluation.Key, in time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, ok := w.due[k]; !ok && w.objects[k] != nil {
-		w.due[k] = w.now().Add(in)
+	if w.objects[k] != nil {
+		w.queue.Later(k, in)
 	}
 }
 
 // write writes the status of one object if it differs. requested reports whether it has sent a request. It returns an
-// error only if the API server does not respond; the object is then due as before.
+// error only if the API server does not respond.
 func (w *Writer) write(ctx context.Context, k evaluation.Key) (requested bool, err error) {
 	w.mu.Lock()
-	due := w.due[k]
-	delete(w.due, k)
 	o := w.objects[k]
 	var now object
 	if o != nil {
@@ -462,7 +333,7 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) (requested bool, e
 		w.log.Debug("status written", "object", k.String(), "reason", now.verdict.Reason)
 	case errors.Is(err, ErrGone):
 	case errors.Is(err, ErrChanged):
-		w.later(k, firstPause) // in case the watch does not deliver the newer version before
+		w.later(k, subject.FirstPause) // in case the watch does not deliver the newer version before
 	case errors.Is(err, ErrNoStatus):
 		w.mu.Lock()
 		w.mute[kind] = w.now().Add(refusedIn)
@@ -474,11 +345,6 @@ func (w *Writer) write(ctx context.Context, k evaluation.Key) (requested bool, e
 		w.log.Warn("cannot write the status of an object", "object", k.String(), log.Err(err))
 		w.later(k, refusedIn)
 	default:
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.objects[k] != nil {
-			w.due[k] = due
-		}
 		return true, err
 	}
 	return true, nil

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sluice-net/sluice/services/controller/internal/subject"
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
@@ -90,7 +91,7 @@ func newVerdict(reason, what string, parts []string) Verdict {
 	if len(parts) > 0 {
 		text += ": " + strings.Join(parts, "; ")
 	}
-	return Verdict{Reason: reason, Message: shorten(text, maxMessage)}
+	return Verdict{Reason: reason, Message: subject.Shorten(text, maxMessage)}
 }
 
 // Nodes describes the nodes that do not enforce a policy as written.
@@ -136,7 +137,7 @@ func (v Verdict) on(n Nodes) Verdict {
 		text += fmt.Sprintf("; unknown on %s (%s): the reports of these nodes in etcd cannot be read; "+
 			"`sluice policy list` there shows whether this policy is enforced", nodes(n.UnreadableCount), n.Unreadable)
 	}
-	v.Message, v.Partial = shorten(text+"; "+v.Message, maxMessage), true
+	v.Message, v.Partial = subject.Shorten(text+"; "+v.Message, maxMessage), true
 	return v
 }
 

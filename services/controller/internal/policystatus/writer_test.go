@@ -17,6 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/controller/internal/subject"
 	"github.com/sluice-net/sluice/services/policy/evaluation"
 )
 
@@ -197,11 +198,11 @@ func TestAnswersAreTriedAgainWhenThatHelps(t *testing.T) {
 		again  time.Duration // 0: no retry without a change
 		other  bool          // the other object is still written
 	}{
-		"a newer form":   {ErrChanged, firstPause, true},
+		"a newer form":   {ErrChanged, subject.FirstPause, true},
 		"gone":           {ErrGone, 0, true},
 		"refused":        {ErrRefused, refusedIn, true},
 		"without status": {ErrNoStatus, refusedIn, false}, // applies to the whole kind
-		"no answer":      {errors.New("connection refused"), firstPause, false},
+		"no answer":      {errors.New("connection refused"), subject.FirstPause, false},
 	} {
 		t.Run(what, func(t *testing.T) {
 			answers := map[string]error{"a": c.answer}
@@ -436,15 +437,15 @@ func TestPoliciesOfOneTenantDelayNoStatusOfAnother(t *testing.T) {
 		synctest.Wait()
 		api.take()
 		apply(t, w, told(ciliumPolicy, "web", "u", "7", "")) // in the namespace shop
-		for range 2 * maxBatch {
+		for range 2 * subject.MaxBatch {
 			api.tokens <- struct{}{}
 			// The policies of the other tenant become due continually.
 			apply(t, w, flood)
 		}
 		synctest.Wait()
 		at := slices.Index(api.take(), "status web@7")
-		if at < 0 || at > maxBatch {
-			t.Errorf("the status was request %d, want it among the first %d", at, maxBatch)
+		if at < 0 || at > subject.MaxBatch {
+			t.Errorf("the status was request %d, want it among the first %d", at, subject.MaxBatch)
 		}
 		// Within a tenant, the policy that has waited longest comes first. So every policy gets its status.
 		close(api.tokens)

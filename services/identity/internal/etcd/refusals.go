@@ -29,13 +29,24 @@ type Refusals struct {
 // NewRefusals returns Refusals below the prefix of a session.
 func NewRefusals(s *session.Session) *Refusals { return &Refusals{session: s, cfg: s.Config()} }
 
-// refusedSuffix is the suffix of the key with the policies that a node does not enforce as written.
-const refusedSuffix = "/refused"
+// refusedKeys has the last parts of the keys with the objects that a node does not enforce as written, by subject.
+// Earlier versions ignore keys that they do not know.
+var refusedKeys = map[string]refusals.Subject{"refused": refusals.Policies, "refused-services": refusals.Services}
+
+// refusedKey returns the key of a node's report.
+func refusedKey(prefix, node string, of refusals.Subject) string {
+	for last, subject := range refusedKeys {
+		if subject == of {
+			return reportPrefix(prefix) + node + "/" + last
+		}
+	}
+	panic(fmt.Sprintf("refusals: no key for subject %d", of))
+}
 
 // ReportRefusals implements refusals.Store.
-func (s *Refusals) ReportRefusals(ctx context.Context, r refusals.Report) error {
-	const what = "report refused policies"
-	key := reportPrefix(s.cfg.Prefix) + s.cfg.Node + refusedSuffix
+func (s *Refusals) ReportRefusals(ctx context.Context, subject refusals.Subject, r refusals.Report) error {
+	const what = "report what is not enforced as written"
+	key := refusedKey(s.cfg.Prefix, s.cfg.Node, subject)
 	resp, err := s.session.Get(ctx, what, key)
 	if err != nil {
 		return err
@@ -68,8 +79,9 @@ func (s *Refusals) ReportRefusals(ctx context.Context, r refusals.Report) error 
 // FollowRefusals implements refusals.Store.
 func (s *Refusals) FollowRefusals(ctx context.Context, sink refusals.Sink) error {
 	give := func(kv *mvccpb.KeyValue, gone bool) {
-		node, ok := strings.CutSuffix(strings.TrimPrefix(string(kv.Key), reportPrefix(s.cfg.Prefix)), refusedSuffix)
-		if !ok || strings.Contains(node, "/") {
+		node, last, _ := strings.Cut(strings.TrimPrefix(string(kv.Key), reportPrefix(s.cfg.Prefix)), "/")
+		subject, ok := refusedKeys[last]
+		if !ok {
 			return // another report
 		}
 		var r refusals.Report
@@ -79,11 +91,12 @@ func (s *Refusals) FollowRefusals(ctx context.Context, sink refusals.Sink) error
 				err = errors.New("it is empty, but an empty report is never stored")
 			}
 			if err != nil {
-				s.cfg.Log.Warn("a report of refused policies in etcd is corrupt", "key", string(kv.Key), log.Err(err))
+				const what = "a report in etcd of what a node does not enforce as written is corrupt"
+				s.cfg.Log.Warn(what, "key", string(kv.Key), log.Err(err))
 				r = refusals.Report{Corrupt: true}
 			}
 		}
-		sink.Node(node, r)
+		sink.Node(node, subject, r)
 	}
 	return s.session.Follow(ctx, session.Reader{
 		Prefix:   reportPrefix(s.cfg.Prefix),

@@ -32,7 +32,7 @@ func TestReportsOfRefusedPoliciesReachTheWatcher(t *testing.T) {
 			x := refusals.Refusal{Kind: "NetworkPolicy", Namespace: "shop", Name: name, Reason: "too large"}
 			r.Refusals = append(r.Refusals, x)
 		}
-		if err := s.ReportRefusals(t.Context(), r); err != nil {
+		if err := s.ReportRefusals(t.Context(), refusals.Policies, r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -47,8 +47,11 @@ func TestReportsOfRefusedPoliciesReachTheWatcher(t *testing.T) {
 	go func() {
 		ended <- reader.FollowRefusals(ctx, refusals.Sink{
 			Begin: func() { said <- "begin" },
-			Node: func(node string, r refusals.Report) {
+			Node: func(node string, subject refusals.Subject, r refusals.Report) {
 				text := node
+				if subject == refusals.Services {
+					text += " services"
+				}
 				if r.Corrupt {
 					text += " corrupt"
 				}
@@ -87,15 +90,28 @@ func TestReportsOfRefusedPoliciesReachTheWatcher(t *testing.T) {
 	}
 	report(one)
 	want("one corrupt", "one")
-	resp, err := c.admin.Get(t.Context(), testPrefix+"/report/two/refused")
-	if err != nil || len(resp.Kvs) != 1 || resp.Kvs[0].Lease == 0 {
-		t.Errorf("%v, %v: the report does not end with the lease of its node", resp, err)
+	// The report about Services has a key of its own: neither replaces the other.
+	services := refusals.Report{Refusals: []refusals.Refusal{{Kind: "Service", Namespace: "shop", Name: "web"}}}
+	for _, r := range []refusals.Report{services, {}, services} {
+		if err := two.ReportRefusals(t.Context(), refusals.Services, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("two services shop/web", "two services", "two services shop/web")
+	report(two, "e")
+	want("two shop/e")
+	for _, key := range []string{"/report/two/refused", "/report/two/refused-services"} {
+		resp, err := c.admin.Get(t.Context(), testPrefix+key)
+		if err != nil || len(resp.Kvs) != 1 || resp.Kvs[0].Lease == 0 {
+			t.Errorf("%s: %v, %v: the report does not end with the lease of its node", key, resp, err)
+		}
 	}
 	var many []refusals.Refusal
 	for i := range 1000 {
 		many = append(many, refusals.Refusal{Kind: "NetworkPolicy", Name: fmt.Sprint(i), Reason: strings.Repeat("x", 100)})
 	}
-	if err := one.ReportRefusals(t.Context(), refusals.Report{Refusals: many}); !errors.Is(err, refusals.ErrTooLarge) {
+	err := one.ReportRefusals(t.Context(), refusals.Services, refusals.Report{Refusals: many})
+	if !errors.Is(err, refusals.ErrTooLarge) {
 		t.Errorf("a report of more than %d bytes: %v", refusals.MaxBytes, err)
 	}
 	cancel()

@@ -96,6 +96,10 @@ func calls(socket string) (map[string]codes.Code, error) {
 	note("ConfirmMappings", err)
 	_, err = cluster.ReportRefusals(ctx, &identityv1.ReportRefusalsRequest{})
 	note("ReportRefusals", err)
+	_, err = cluster.ReportRefusals(ctx, &identityv1.ReportRefusalsRequest{
+		Subject: identityv1.RefusalSubject_REFUSAL_SUBJECT_SERVICES,
+	})
+	note("ReportRefusals of Services", err)
 	refused, err := cluster.WatchRefusals(ctx, &identityv1.WatchRefusalsRequest{})
 	if err == nil {
 		_, err = refused.Recv()
@@ -193,6 +197,7 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		{"datapath", 65706, 65700, denied, codes.OK, codes.OK, denied, denied},
 		{"ipam", 65702, 65700, denied, denied, denied, codes.OK, denied},
 		{"the policy service", 65703, 65700, denied, denied, denied, denied, denied},
+		{"the load balancer", 65704, 65700, denied, denied, denied, denied, denied},
 		{"itself", 65701, 65700, denied, denied, denied, denied, denied},
 		{"the writer of status", 65707, 65700, denied, denied, denied, denied, codes.NotFound},
 		{"a reader", 65799, 65700, denied, denied, denied, denied, denied},
@@ -252,6 +257,13 @@ func TestKernelRootAndTheDatapathChangeAndTheGroupReads(t *testing.T) {
 		}
 		if got := got["ForgetNode force"]; got != forces {
 			t.Errorf("%s forgets by force: %s, want %s", c.name, got, forces)
+		}
+		services := denied
+		if c.uid == 0 || c.uid == 65704 {
+			services = codes.OK
+		}
+		if got := got["ReportRefusals of Services"]; got != services {
+			t.Errorf("%s reports Services: %s, want %s", c.name, got, services)
 		}
 		if got := got["RegisterNode underlay"]; got != c.underlay {
 			t.Errorf("%s registers an underlay: %s, want %s", c.name, got, c.underlay)

@@ -95,7 +95,7 @@ type Cluster struct {
 	Connected func() bool
 	// Kinds has the kinds of policy that the API server has.
 	Kinds *kinds.Board
-	// Refusals stores the policies that nodes do not enforce as written.
+	// Refusals stores the policies and Services that nodes do not enforce as written.
 	Refusals refusals.Store
 	// Confirming returns why this node cannot confirm mappings, or cannot request confirmations; nil if it can.
 	Confirming func() error

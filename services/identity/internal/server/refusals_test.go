@@ -16,15 +16,17 @@ import (
 type refusalsStore struct {
 	mu      sync.Mutex
 	reports map[string]refusals.Report // guarded by mu
-	node    func(string, refusals.Report)
+	node    func(string, refusals.Subject, refusals.Report)
 }
 
-func (s *refusalsStore) ReportRefusals(_ context.Context, r refusals.Report) error {
+func (s *refusalsStore) ReportRefusals(_ context.Context, subject refusals.Subject, r refusals.Report) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reports["here"] = r
+	if subject == refusals.Policies {
+		s.reports["here"] = r
+	}
 	if s.node != nil {
-		s.node("here", r)
+		s.node("here", subject, r)
 	}
 	return nil
 }
@@ -33,7 +35,7 @@ func (s *refusalsStore) FollowRefusals(ctx context.Context, sink refusals.Sink) 
 	s.mu.Lock()
 	sink.Begin()
 	for node, r := range s.reports {
-		sink.Node(node, r)
+		sink.Node(node, refusals.Policies, r)
 	}
 	sink.Complete()
 	s.node = sink.Node
@@ -85,9 +87,45 @@ func TestRefusalsOfANodeAreWatched(t *testing.T) {
 	want("here", "", false)
 	store, _ := s.impl.Cluster.Refusals.(*refusalsStore)
 	store.mu.Lock()
-	store.node("there", refusals.Report{Corrupt: true})
+	store.node("there", refusals.Policies, refusals.Report{Corrupt: true})
 	store.mu.Unlock()
 	if m, err := stream.Recv(); err != nil || m.GetNode() != "there" || !m.GetUnreadable() || m.GetOmitted() != 1 {
 		t.Errorf("a corrupt report: %v, %v", m, err)
+	}
+}
+
+// TestReportsAboutServicesAreForWatchersThatAskForThem: an earlier controller would take the report about Services for
+// the report of the node about policies.
+func TestReportsAboutServicesAreForWatchersThatAskForThem(t *testing.T) {
+	s := serve(t)
+	store, _ := s.impl.Cluster.Refusals.(*refusalsStore)
+	services := identityv1.RefusalSubject_REFUSAL_SUBJECT_SERVICES
+	for _, asks := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		stream, err := s.cluster.WatchRefusals(ctx, &identityv1.WatchRefusalsRequest{Services: asks})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m, err := stream.Recv(); err != nil || !m.GetComplete() {
+			t.Fatalf("%v, %v, want that the empty list is complete", m, err)
+		}
+		x := &identityv1.PolicyRefusal{Kind: "Service", Namespace: "shop", Name: "web", Reason: "frontends"}
+		req := &identityv1.ReportRefusalsRequest{Subject: services, Refusals: []*identityv1.PolicyRefusal{x}}
+		if _, err := s.cluster.ReportRefusals(t.Context(), req); err != nil {
+			t.Fatal(err)
+		}
+		store.mu.Lock()
+		store.node("there", refusals.Policies, refusals.Report{Corrupt: true})
+		store.mu.Unlock()
+		if asks {
+			m, err := stream.Recv()
+			if err != nil || m.GetSubject() != services || m.GetNode() != "here" || len(m.GetRefusals()) != 1 {
+				t.Errorf("%v, %v, want the report about Services", m, err)
+			}
+		}
+		if m, err := stream.Recv(); err != nil || m.GetSubject() == services || m.GetNode() != "there" {
+			t.Errorf("%v, %v, want the report about policies", m, err)
+		}
+		cancel()
 	}
 }

@@ -126,9 +126,12 @@ func Methods() rpc.Methods {
 
 		identityv1.ClusterService_RegisterNode_FullMethodName: {Access: rpc.RootAnd(instance.DatapathID,
 			instance.IPAMID), Limit: change},
-		identityv1.ClusterService_ClaimRange_FullMethodName:     {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
-		identityv1.ClusterService_ReturnRange_FullMethodName:    {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
-		identityv1.ClusterService_ReportRefusals_FullMethodName: {Access: rpc.RootAnd(instance.PolicyID), Limit: change},
+		identityv1.ClusterService_ClaimRange_FullMethodName:  {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
+		identityv1.ClusterService_ReturnRange_FullMethodName: {Access: rpc.RootAnd(instance.IPAMID), Limit: change},
+		identityv1.ClusterService_ReportRefusals_FullMethodName: {
+			// ReportRefusals checks that the subject belongs to the caller.
+			Access: rpc.RootAnd(instance.PolicyID, instance.LoadBalancerID), Limit: change,
+		},
 		identityv1.ClusterService_WatchRefusals_FullMethodName: {
 			Access: rpc.RootAnd(instance.ControllerID), Limit: rpc.Limit{InFlight: 4},
 		},

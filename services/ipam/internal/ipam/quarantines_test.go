@@ -114,8 +114,8 @@ func TestShortLivedPodsOfOneNamespaceLeaveAddressesToOthers(t *testing.T) {
 	}
 }
 
-// TestUserWithManyNamespacesTakesTheReservedAddresses shows the limit of the division by namespace: sluice-ipam does not
-// know tenants. A new namespace has no address in quarantine, like the namespace of another tenant. With enough
+// TestUserWithManyNamespacesTakesTheReservedAddresses shows the limit of the division by namespace: sluice-ipam does
+// not know tenants. A new namespace has no address in quarantine, like the namespace of another tenant. With enough
 // namespaces one user leaves no address. No address is reused earlier because of that: other nodes may still map it to
 // the former pod, and would apply its policies to the new one. When the first quarantine ends, namespaces with few
 // addresses in quarantine come first.

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -629,5 +630,56 @@ func TestTablesCountForTheirTenant(t *testing.T) {
 	st, err := o.Reader().Status(t.Context())
 	if err != nil || st.Limits[1].Exceeding != 1 || st.Limits[1].Used > limit {
 		t.Errorf("the status has %+v, %v", st.Limits, err)
+	}
+}
+
+// TestServicesBeyondTheShareAreReported: each with the limit and what it lacks. The reason of a service changes only
+// with what it lacks, so a tenant cannot change every report by each object. Tenants take turns.
+func TestServicesBeyondTheShareAreReported(t *testing.T) {
+	o := startShared(t, Limits{Services: 20, Slices: 40, Frontends: 100, Backends: 40, BackendsPerService: 30})
+	reported := func(detailed int) (all []string) {
+		t.Helper()
+		list, err := o.Reader().Exceeding(t.Context(), detailed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range list {
+			all = append(all, fmt.Sprintf("%s: %s: %s", x.Name, x.Limit, x.Reason))
+		}
+		return all
+	}
+	for i := range 12 {
+		o.give(serviceText("evil", fmt.Sprintf("s%02d", i), fmt.Sprint("10.96.1.", i+1), 10))
+	}
+	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5"))
+	o.complete()
+	const oldest = "evil/s08: frontends: 9 frontends refuse connections (limits.frontends)"
+	if all := reported(2); len(all) != 4 || all[0] != oldest ||
+		!strings.HasPrefix(all[1], "evil/s09: frontends: 9 frontends") || all[3] != "evil/s11: frontends: " {
+		t.Errorf("frontends: %q", all)
+	}
+	for i := range 12 {
+		o.give(serviceText("evil", fmt.Sprintf("t%02d", i), fmt.Sprint("10.96.2.", i+1), 1))
+	}
+	o.give(serviceText("also", "a", "10.96.3.1", 80), serviceText("also", "b", "10.96.3.2", 80))
+	o.level()
+	all := reported(100)
+	first, second := strings.HasPrefix(all[0], "also/"), strings.HasPrefix(all[1], "also/")
+	if first == second {
+		t.Errorf("two tenants have %q, want that they take turns", all)
+	}
+	if !slices.ContainsFunc(all, func(text string) bool {
+		return strings.HasPrefix(text, "evil/t11: services: ") && strings.HasSuffix(text, "(limits.services)")
+	}) {
+		t.Errorf("a Service beyond limits.services is missing: %q", all)
+	}
+	for i := range 12 {
+		o.remove(keyOf(service.KindService, "evil", fmt.Sprintf("s%02d", i)),
+			keyOf(service.KindService, "evil", fmt.Sprintf("t%02d", i)))
+	}
+	o.remove(keyOf(service.KindService, "also", "a"), keyOf(service.KindService, "also", "b"))
+	o.level()
+	if all := reported(100); len(all) != 0 {
+		t.Errorf("within the share: %q", all)
 	}
 }

@@ -133,6 +133,55 @@ func (NodeState) EnumDescriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{1}
 }
 
+// RefusalSubject says which objects a report of a node is about. Each subject has a report of its own.
+type RefusalSubject int32
+
+const (
+	// Policies, reported by sluice-policy.
+	RefusalSubject_REFUSAL_SUBJECT_UNSPECIFIED RefusalSubject = 0
+	// Services, reported by sluice-loadbalancer.
+	RefusalSubject_REFUSAL_SUBJECT_SERVICES RefusalSubject = 1
+)
+
+// Enum value maps for RefusalSubject.
+var (
+	RefusalSubject_name = map[int32]string{
+		0: "REFUSAL_SUBJECT_UNSPECIFIED",
+		1: "REFUSAL_SUBJECT_SERVICES",
+	}
+	RefusalSubject_value = map[string]int32{
+		"REFUSAL_SUBJECT_UNSPECIFIED": 0,
+		"REFUSAL_SUBJECT_SERVICES":    1,
+	}
+)
+
+func (x RefusalSubject) Enum() *RefusalSubject {
+	p := new(RefusalSubject)
+	*p = x
+	return p
+}
+
+func (x RefusalSubject) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RefusalSubject) Descriptor() protoreflect.EnumDescriptor {
+	return file_sluice_identity_v1_cluster_proto_enumTypes[2].Descriptor()
+}
+
+func (RefusalSubject) Type() protoreflect.EnumType {
+	return &file_sluice_identity_v1_cluster_proto_enumTypes[2]
+}
+
+func (x RefusalSubject) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RefusalSubject.Descriptor instead.
+func (RefusalSubject) EnumDescriptor() ([]byte, []int) {
+	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{2}
+}
+
 // Underlay describes how a node is reached.
 type Underlay struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1844,14 +1893,16 @@ func (x *AddressReuse) GetReason() string {
 // ReportRefusalsRequest is the input of ReportRefusals.
 type ReportRefusalsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Policies that the node does not enforce as written; empty: none.
+	// Objects that the node does not enforce as written; empty: none.
 	Refusals []*PolicyRefusal `protobuf:"bytes,160,rep,name=refusals,proto3" json:"refusals,omitempty"`
-	// Number of further policies that do not fit into the report.
+	// Number of further objects that do not fit into the report.
 	Omitted uint32 `protobuf:"varint,161,opt,name=omitted,proto3" json:"omitted,omitempty"`
 	// Their number by reason code, such as "TableTooLarge".
 	OmittedReasons map[string]uint32 `protobuf:"bytes,162,rep,name=omitted_reasons,json=omittedReasons,proto3" json:"omitted_reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Which objects the report is about.
+	Subject       RefusalSubject `protobuf:"varint,163,opt,name=subject,proto3,enum=sluice.identity.v1.RefusalSubject" json:"subject,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportRefusalsRequest) Reset() {
@@ -1905,6 +1956,13 @@ func (x *ReportRefusalsRequest) GetOmittedReasons() map[string]uint32 {
 	return nil
 }
 
+func (x *ReportRefusalsRequest) GetSubject() RefusalSubject {
+	if x != nil {
+		return x.Subject
+	}
+	return RefusalSubject_REFUSAL_SUBJECT_UNSPECIFIED
+}
+
 // ReportRefusalsResponse is the answer of ReportRefusals.
 type ReportRefusalsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1942,10 +2000,10 @@ func (*ReportRefusalsResponse) Descriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{29}
 }
 
-// PolicyRefusal is a policy that a node does not enforce as written.
+// PolicyRefusal is a policy or a Service that a node does not enforce as written.
 type PolicyRefusal struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Kind of the policy, such as "NetworkPolicy".
+	// Kind of the object, such as "NetworkPolicy" or "Service".
 	Kind string `protobuf:"bytes,160,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Namespace; empty for cluster-wide kinds.
 	Namespace string `protobuf:"bytes,161,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -2017,7 +2075,9 @@ func (x *PolicyRefusal) GetReason() string {
 
 // WatchRefusalsRequest is the input of WatchRefusals.
 type WatchRefusalsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Also send the reports about Services. Earlier controllers expect one report of each node, about policies.
+	Services      bool `protobuf:"varint,160,opt,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2052,22 +2112,31 @@ func (*WatchRefusalsRequest) Descriptor() ([]byte, []int) {
 	return file_sluice_identity_v1_cluster_proto_rawDescGZIP(), []int{31}
 }
 
+func (x *WatchRefusalsRequest) GetServices() bool {
+	if x != nil {
+		return x.Services
+	}
+	return false
+}
+
 // WatchRefusalsResponse is a message of WatchRefusals.
 type WatchRefusalsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Node with the report. Empty in the message with complete.
 	Node string `protobuf:"bytes,160,opt,name=node,proto3" json:"node,omitempty"`
-	// Refusals of the node. If there are none, and none are omitted, the node no longer has a report.
+	// Refusals of the node. If there are none, and none are omitted, the node no longer has a report on the subject.
 	Refusals []*PolicyRefusal `protobuf:"bytes,161,rep,name=refusals,proto3" json:"refusals,omitempty"`
-	// Number of omitted policies.
+	// Number of omitted objects.
 	Omitted uint32 `protobuf:"varint,162,opt,name=omitted,proto3" json:"omitted,omitempty"`
-	// Number of omitted policies by reason code. Empty if the node has an earlier version.
+	// Number of omitted objects by reason code. Empty if the node has an earlier version.
 	OmittedReasons map[string]uint32 `protobuf:"bytes,164,rep,name=omitted_reasons,json=omittedReasons,proto3" json:"omitted_reasons,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// The report of the node cannot be read, so it is unknown which policies it does not enforce as
+	// The report of the node cannot be read, so it is unknown which objects it does not enforce as
 	// written. omitted is then 1.
 	Unreadable bool `protobuf:"varint,165,opt,name=unreadable,proto3" json:"unreadable,omitempty"`
 	// The reports of all nodes were sent.
-	Complete      bool `protobuf:"varint,163,opt,name=complete,proto3" json:"complete,omitempty"`
+	Complete bool `protobuf:"varint,163,opt,name=complete,proto3" json:"complete,omitempty"`
+	// Which objects the report is about.
+	Subject       RefusalSubject `protobuf:"varint,166,opt,name=subject,proto3,enum=sluice.identity.v1.RefusalSubject" json:"subject,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2142,6 +2211,13 @@ func (x *WatchRefusalsResponse) GetComplete() bool {
 		return x.Complete
 	}
 	return false
+}
+
+func (x *WatchRefusalsResponse) GetSubject() RefusalSubject {
+	if x != nil {
+		return x.Subject
+	}
+	return RefusalSubject_REFUSAL_SUBJECT_UNSPECIFIED
 }
 
 // ConfirmMappingsRequest is the input of ConfirmMappings.
@@ -2507,12 +2583,13 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1a\n" +
 	"\breusable\x18\x02 \x01(\bR\breusable\x12-\n" +
 	"\x04wait\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\"\xbb\x02\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"\x84\x03\n" +
 	"\x15ReportRefusalsRequest\x12I\n" +
 	"\brefusals\x18\xa0\x01 \x03(\v2!.sluice.identity.v1.PolicyRefusalB\t\xbaH\x06\x92\x01\x03\x10\x80\bR\brefusals\x12\x19\n" +
 	"\aomitted\x18\xa1\x01 \x01(\rR\aomitted\x12y\n" +
 	"\x0fomitted_reasons\x18\xa2\x01 \x03(\v2=.sluice.identity.v1.ReportRefusalsRequest.OmittedReasonsEntryB\x10\xbaH\r\x9a\x01\n" +
-	"\x10\x10\"\x06r\x04\x10\x01\x18?R\x0eomittedReasons\x1aA\n" +
+	"\x10\x10\"\x06r\x04\x10\x01\x18?R\x0eomittedReasons\x12G\n" +
+	"\asubject\x18\xa3\x01 \x01(\x0e2\".sluice.identity.v1.RefusalSubjectB\b\xbaH\x05\x82\x01\x02\x10\x01R\asubject\x1aA\n" +
 	"\x13OmittedReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x18\n" +
@@ -2522,8 +2599,9 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tnamespace\x18\xa1\x01 \x01(\tB\b\xbaH\x05r\x03\x18\xfd\x01R\tnamespace\x12\x1f\n" +
 	"\x04name\x18\xa2\x01 \x01(\tB\n" +
 	"\xbaH\ar\x05\x10\x01\x18\xfd\x01R\x04name\x12!\n" +
-	"\x06reason\x18\xa3\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06reason\"\x16\n" +
-	"\x14WatchRefusalsRequest\"\xf1\x02\n" +
+	"\x06reason\x18\xa3\x01 \x01(\tB\b\xbaH\x05r\x03\x18\x80\x04R\x06reason\"3\n" +
+	"\x14WatchRefusalsRequest\x12\x1b\n" +
+	"\bservices\x18\xa0\x01 \x01(\bR\bservices\"\xb0\x03\n" +
 	"\x15WatchRefusalsResponse\x12\x13\n" +
 	"\x04node\x18\xa0\x01 \x01(\tR\x04node\x12>\n" +
 	"\brefusals\x18\xa1\x01 \x03(\v2!.sluice.identity.v1.PolicyRefusalR\brefusals\x12\x19\n" +
@@ -2532,7 +2610,8 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"unreadable\x18\xa5\x01 \x01(\bR\n" +
 	"unreadable\x12\x1b\n" +
-	"\bcomplete\x18\xa3\x01 \x01(\bR\bcomplete\x1aA\n" +
+	"\bcomplete\x18\xa3\x01 \x01(\bR\bcomplete\x12=\n" +
+	"\asubject\x18\xa6\x01 \x01(\x0e2\".sluice.identity.v1.RefusalSubjectR\asubject\x1aA\n" +
 	"\x13OmittedReasonsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"U\n" +
@@ -2556,7 +2635,10 @@ const file_sluice_identity_v1_cluster_proto_rawDesc = "" +
 	"\tNodeState\x12\x1a\n" +
 	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10NODE_STATE_ALIVE\x10\x01\x12\x15\n" +
-	"\x11NODE_STATE_SILENT\x10\x022\xd9\f\n" +
+	"\x11NODE_STATE_SILENT\x10\x02*O\n" +
+	"\x0eRefusalSubject\x12\x1f\n" +
+	"\x1bREFUSAL_SUBJECT_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18REFUSAL_SUBJECT_SERVICES\x10\x012\xd9\f\n" +
 	"\x0eClusterService\x12a\n" +
 	"\fRegisterNode\x12'.sluice.identity.v1.RegisterNodeRequest\x1a(.sluice.identity.v1.RegisterNodeResponse\x12c\n" +
 	"\fWatchCluster\x12'.sluice.identity.v1.WatchClusterRequest\x1a(.sluice.identity.v1.WatchClusterResponse0\x01\x12Z\n" +
@@ -2592,135 +2674,138 @@ func file_sluice_identity_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_sluice_identity_v1_cluster_proto_rawDescData
 }
 
-var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_sluice_identity_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_sluice_identity_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_sluice_identity_v1_cluster_proto_goTypes = []any{
 	(RoutingMode)(0),                   // 0: sluice.identity.v1.RoutingMode
 	(NodeState)(0),                     // 1: sluice.identity.v1.NodeState
-	(*Underlay)(nil),                   // 2: sluice.identity.v1.Underlay
-	(*PodRanges)(nil),                  // 3: sluice.identity.v1.PodRanges
-	(*NodeLabels)(nil),                 // 4: sluice.identity.v1.NodeLabels
-	(*Node)(nil),                       // 5: sluice.identity.v1.Node
-	(*RefusedRange)(nil),               // 6: sluice.identity.v1.RefusedRange
-	(*RegisterNodeRequest)(nil),        // 7: sluice.identity.v1.RegisterNodeRequest
-	(*RegisterNodeResponse)(nil),       // 8: sluice.identity.v1.RegisterNodeResponse
-	(*WatchClusterRequest)(nil),        // 9: sluice.identity.v1.WatchClusterRequest
-	(*WatchClusterResponse)(nil),       // 10: sluice.identity.v1.WatchClusterResponse
-	(*IPMapping)(nil),                  // 11: sluice.identity.v1.IPMapping
-	(*ListNodesRequest)(nil),           // 12: sluice.identity.v1.ListNodesRequest
-	(*ListNodesResponse)(nil),          // 13: sluice.identity.v1.ListNodesResponse
-	(*GetIPMappingRequest)(nil),        // 14: sluice.identity.v1.GetIPMappingRequest
-	(*GetIPMappingResponse)(nil),       // 15: sluice.identity.v1.GetIPMappingResponse
-	(*ListIPMappingsRequest)(nil),      // 16: sluice.identity.v1.ListIPMappingsRequest
-	(*ListIPMappingsResponse)(nil),     // 17: sluice.identity.v1.ListIPMappingsResponse
-	(*RefusedMapping)(nil),             // 18: sluice.identity.v1.RefusedMapping
-	(*WaitForPublicationRequest)(nil),  // 19: sluice.identity.v1.WaitForPublicationRequest
-	(*WaitForPublicationResponse)(nil), // 20: sluice.identity.v1.WaitForPublicationResponse
-	(*ForgetNodeRequest)(nil),          // 21: sluice.identity.v1.ForgetNodeRequest
-	(*ForgetNodeResponse)(nil),         // 22: sluice.identity.v1.ForgetNodeResponse
-	(*PublishKindsRequest)(nil),        // 23: sluice.identity.v1.PublishKindsRequest
-	(*PublishKindsResponse)(nil),       // 24: sluice.identity.v1.PublishKindsResponse
-	(*WatchKindsRequest)(nil),          // 25: sluice.identity.v1.WatchKindsRequest
-	(*WatchKindsResponse)(nil),         // 26: sluice.identity.v1.WatchKindsResponse
-	(*CheckReuseRequest)(nil),          // 27: sluice.identity.v1.CheckReuseRequest
-	(*CheckReuseResponse)(nil),         // 28: sluice.identity.v1.CheckReuseResponse
-	(*AddressReuse)(nil),               // 29: sluice.identity.v1.AddressReuse
-	(*ReportRefusalsRequest)(nil),      // 30: sluice.identity.v1.ReportRefusalsRequest
-	(*ReportRefusalsResponse)(nil),     // 31: sluice.identity.v1.ReportRefusalsResponse
-	(*PolicyRefusal)(nil),              // 32: sluice.identity.v1.PolicyRefusal
-	(*WatchRefusalsRequest)(nil),       // 33: sluice.identity.v1.WatchRefusalsRequest
-	(*WatchRefusalsResponse)(nil),      // 34: sluice.identity.v1.WatchRefusalsResponse
-	(*ConfirmMappingsRequest)(nil),     // 35: sluice.identity.v1.ConfirmMappingsRequest
-	(*ConfirmMappingsResponse)(nil),    // 36: sluice.identity.v1.ConfirmMappingsResponse
-	(*PublishPodCIDRsRequest)(nil),     // 37: sluice.identity.v1.PublishPodCIDRsRequest
-	(*NodePodCIDRs)(nil),               // 38: sluice.identity.v1.NodePodCIDRs
-	(*PublishPodCIDRsResponse)(nil),    // 39: sluice.identity.v1.PublishPodCIDRsResponse
-	nil,                                // 40: sluice.identity.v1.NodeLabels.LabelsEntry
-	nil,                                // 41: sluice.identity.v1.Node.LabelsEntry
-	nil,                                // 42: sluice.identity.v1.ReportRefusalsRequest.OmittedReasonsEntry
-	nil,                                // 43: sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntry
-	(*IPAMSettings)(nil),               // 44: sluice.identity.v1.IPAMSettings
-	(*Bookmark)(nil),                   // 45: sluice.identity.v1.Bookmark
-	(*StoreRevision)(nil),              // 46: sluice.identity.v1.StoreRevision
-	(*v1.Owner)(nil),                   // 47: sluice.workload.v1.Owner
-	(*durationpb.Duration)(nil),        // 48: google.protobuf.Duration
-	(*ClaimRangeRequest)(nil),          // 49: sluice.identity.v1.ClaimRangeRequest
-	(*ReturnRangeRequest)(nil),         // 50: sluice.identity.v1.ReturnRangeRequest
-	(*ClaimRangeResponse)(nil),         // 51: sluice.identity.v1.ClaimRangeResponse
-	(*ReturnRangeResponse)(nil),        // 52: sluice.identity.v1.ReturnRangeResponse
+	(RefusalSubject)(0),                // 2: sluice.identity.v1.RefusalSubject
+	(*Underlay)(nil),                   // 3: sluice.identity.v1.Underlay
+	(*PodRanges)(nil),                  // 4: sluice.identity.v1.PodRanges
+	(*NodeLabels)(nil),                 // 5: sluice.identity.v1.NodeLabels
+	(*Node)(nil),                       // 6: sluice.identity.v1.Node
+	(*RefusedRange)(nil),               // 7: sluice.identity.v1.RefusedRange
+	(*RegisterNodeRequest)(nil),        // 8: sluice.identity.v1.RegisterNodeRequest
+	(*RegisterNodeResponse)(nil),       // 9: sluice.identity.v1.RegisterNodeResponse
+	(*WatchClusterRequest)(nil),        // 10: sluice.identity.v1.WatchClusterRequest
+	(*WatchClusterResponse)(nil),       // 11: sluice.identity.v1.WatchClusterResponse
+	(*IPMapping)(nil),                  // 12: sluice.identity.v1.IPMapping
+	(*ListNodesRequest)(nil),           // 13: sluice.identity.v1.ListNodesRequest
+	(*ListNodesResponse)(nil),          // 14: sluice.identity.v1.ListNodesResponse
+	(*GetIPMappingRequest)(nil),        // 15: sluice.identity.v1.GetIPMappingRequest
+	(*GetIPMappingResponse)(nil),       // 16: sluice.identity.v1.GetIPMappingResponse
+	(*ListIPMappingsRequest)(nil),      // 17: sluice.identity.v1.ListIPMappingsRequest
+	(*ListIPMappingsResponse)(nil),     // 18: sluice.identity.v1.ListIPMappingsResponse
+	(*RefusedMapping)(nil),             // 19: sluice.identity.v1.RefusedMapping
+	(*WaitForPublicationRequest)(nil),  // 20: sluice.identity.v1.WaitForPublicationRequest
+	(*WaitForPublicationResponse)(nil), // 21: sluice.identity.v1.WaitForPublicationResponse
+	(*ForgetNodeRequest)(nil),          // 22: sluice.identity.v1.ForgetNodeRequest
+	(*ForgetNodeResponse)(nil),         // 23: sluice.identity.v1.ForgetNodeResponse
+	(*PublishKindsRequest)(nil),        // 24: sluice.identity.v1.PublishKindsRequest
+	(*PublishKindsResponse)(nil),       // 25: sluice.identity.v1.PublishKindsResponse
+	(*WatchKindsRequest)(nil),          // 26: sluice.identity.v1.WatchKindsRequest
+	(*WatchKindsResponse)(nil),         // 27: sluice.identity.v1.WatchKindsResponse
+	(*CheckReuseRequest)(nil),          // 28: sluice.identity.v1.CheckReuseRequest
+	(*CheckReuseResponse)(nil),         // 29: sluice.identity.v1.CheckReuseResponse
+	(*AddressReuse)(nil),               // 30: sluice.identity.v1.AddressReuse
+	(*ReportRefusalsRequest)(nil),      // 31: sluice.identity.v1.ReportRefusalsRequest
+	(*ReportRefusalsResponse)(nil),     // 32: sluice.identity.v1.ReportRefusalsResponse
+	(*PolicyRefusal)(nil),              // 33: sluice.identity.v1.PolicyRefusal
+	(*WatchRefusalsRequest)(nil),       // 34: sluice.identity.v1.WatchRefusalsRequest
+	(*WatchRefusalsResponse)(nil),      // 35: sluice.identity.v1.WatchRefusalsResponse
+	(*ConfirmMappingsRequest)(nil),     // 36: sluice.identity.v1.ConfirmMappingsRequest
+	(*ConfirmMappingsResponse)(nil),    // 37: sluice.identity.v1.ConfirmMappingsResponse
+	(*PublishPodCIDRsRequest)(nil),     // 38: sluice.identity.v1.PublishPodCIDRsRequest
+	(*NodePodCIDRs)(nil),               // 39: sluice.identity.v1.NodePodCIDRs
+	(*PublishPodCIDRsResponse)(nil),    // 40: sluice.identity.v1.PublishPodCIDRsResponse
+	nil,                                // 41: sluice.identity.v1.NodeLabels.LabelsEntry
+	nil,                                // 42: sluice.identity.v1.Node.LabelsEntry
+	nil,                                // 43: sluice.identity.v1.ReportRefusalsRequest.OmittedReasonsEntry
+	nil,                                // 44: sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntry
+	(*IPAMSettings)(nil),               // 45: sluice.identity.v1.IPAMSettings
+	(*Bookmark)(nil),                   // 46: sluice.identity.v1.Bookmark
+	(*StoreRevision)(nil),              // 47: sluice.identity.v1.StoreRevision
+	(*v1.Owner)(nil),                   // 48: sluice.workload.v1.Owner
+	(*durationpb.Duration)(nil),        // 49: google.protobuf.Duration
+	(*ClaimRangeRequest)(nil),          // 50: sluice.identity.v1.ClaimRangeRequest
+	(*ReturnRangeRequest)(nil),         // 51: sluice.identity.v1.ReturnRangeRequest
+	(*ClaimRangeResponse)(nil),         // 52: sluice.identity.v1.ClaimRangeResponse
+	(*ReturnRangeResponse)(nil),        // 53: sluice.identity.v1.ReturnRangeResponse
 }
 var file_sluice_identity_v1_cluster_proto_depIdxs = []int32{
 	0,  // 0: sluice.identity.v1.Underlay.mode:type_name -> sluice.identity.v1.RoutingMode
-	40, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
-	2,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
-	6,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
-	41, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
-	2,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
-	3,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
-	44, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
-	4,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
-	5,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
-	5,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
-	11, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	45, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
-	46, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
-	5,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
+	41, // 1: sluice.identity.v1.NodeLabels.labels:type_name -> sluice.identity.v1.NodeLabels.LabelsEntry
+	3,  // 2: sluice.identity.v1.Node.underlay:type_name -> sluice.identity.v1.Underlay
+	7,  // 3: sluice.identity.v1.Node.refused_ranges:type_name -> sluice.identity.v1.RefusedRange
+	42, // 4: sluice.identity.v1.Node.labels:type_name -> sluice.identity.v1.Node.LabelsEntry
+	3,  // 5: sluice.identity.v1.RegisterNodeRequest.underlay:type_name -> sluice.identity.v1.Underlay
+	4,  // 6: sluice.identity.v1.RegisterNodeRequest.pod_ranges:type_name -> sluice.identity.v1.PodRanges
+	45, // 7: sluice.identity.v1.RegisterNodeRequest.ipam:type_name -> sluice.identity.v1.IPAMSettings
+	5,  // 8: sluice.identity.v1.RegisterNodeRequest.labels:type_name -> sluice.identity.v1.NodeLabels
+	6,  // 9: sluice.identity.v1.RegisterNodeResponse.node:type_name -> sluice.identity.v1.Node
+	6,  // 10: sluice.identity.v1.WatchClusterResponse.nodes:type_name -> sluice.identity.v1.Node
+	12, // 11: sluice.identity.v1.WatchClusterResponse.mappings:type_name -> sluice.identity.v1.IPMapping
+	46, // 12: sluice.identity.v1.WatchClusterResponse.bookmark:type_name -> sluice.identity.v1.Bookmark
+	47, // 13: sluice.identity.v1.WatchClusterResponse.store_revision:type_name -> sluice.identity.v1.StoreRevision
+	6,  // 14: sluice.identity.v1.ListNodesResponse.node:type_name -> sluice.identity.v1.Node
 	1,  // 15: sluice.identity.v1.ListNodesResponse.state:type_name -> sluice.identity.v1.NodeState
-	11, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
-	18, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
-	11, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
-	11, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
-	47, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
-	48, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
-	5,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
+	12, // 16: sluice.identity.v1.GetIPMappingResponse.mapping:type_name -> sluice.identity.v1.IPMapping
+	19, // 17: sluice.identity.v1.GetIPMappingResponse.refused:type_name -> sluice.identity.v1.RefusedMapping
+	12, // 18: sluice.identity.v1.ListIPMappingsResponse.mappings:type_name -> sluice.identity.v1.IPMapping
+	12, // 19: sluice.identity.v1.RefusedMapping.mapping:type_name -> sluice.identity.v1.IPMapping
+	48, // 20: sluice.identity.v1.WaitForPublicationRequest.owner:type_name -> sluice.workload.v1.Owner
+	49, // 21: sluice.identity.v1.WaitForPublicationRequest.timeout:type_name -> google.protobuf.Duration
+	6,  // 22: sluice.identity.v1.ForgetNodeResponse.node:type_name -> sluice.identity.v1.Node
 	0,  // 23: sluice.identity.v1.CheckReuseResponse.mode:type_name -> sluice.identity.v1.RoutingMode
-	29, // 24: sluice.identity.v1.CheckReuseResponse.addresses:type_name -> sluice.identity.v1.AddressReuse
-	48, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
-	32, // 26: sluice.identity.v1.ReportRefusalsRequest.refusals:type_name -> sluice.identity.v1.PolicyRefusal
-	42, // 27: sluice.identity.v1.ReportRefusalsRequest.omitted_reasons:type_name -> sluice.identity.v1.ReportRefusalsRequest.OmittedReasonsEntry
-	32, // 28: sluice.identity.v1.WatchRefusalsResponse.refusals:type_name -> sluice.identity.v1.PolicyRefusal
-	43, // 29: sluice.identity.v1.WatchRefusalsResponse.omitted_reasons:type_name -> sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntry
-	46, // 30: sluice.identity.v1.ConfirmMappingsRequest.applied:type_name -> sluice.identity.v1.StoreRevision
-	48, // 31: sluice.identity.v1.ConfirmMappingsResponse.silence:type_name -> google.protobuf.Duration
-	48, // 32: sluice.identity.v1.ConfirmMappingsResponse.stale_mappings:type_name -> google.protobuf.Duration
-	38, // 33: sluice.identity.v1.PublishPodCIDRsRequest.nodes:type_name -> sluice.identity.v1.NodePodCIDRs
-	7,  // 34: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
-	9,  // 35: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
-	12, // 36: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
-	14, // 37: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
-	16, // 38: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
-	19, // 39: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
-	21, // 40: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
-	49, // 41: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
-	50, // 42: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
-	23, // 43: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
-	25, // 44: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
-	27, // 45: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
-	30, // 46: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
-	33, // 47: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
-	35, // 48: sluice.identity.v1.ClusterService.ConfirmMappings:input_type -> sluice.identity.v1.ConfirmMappingsRequest
-	37, // 49: sluice.identity.v1.ClusterService.PublishPodCIDRs:input_type -> sluice.identity.v1.PublishPodCIDRsRequest
-	8,  // 50: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
-	10, // 51: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
-	13, // 52: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
-	15, // 53: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
-	17, // 54: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
-	20, // 55: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
-	22, // 56: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
-	51, // 57: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
-	52, // 58: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
-	24, // 59: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
-	26, // 60: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
-	28, // 61: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
-	31, // 62: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
-	34, // 63: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
-	36, // 64: sluice.identity.v1.ClusterService.ConfirmMappings:output_type -> sluice.identity.v1.ConfirmMappingsResponse
-	39, // 65: sluice.identity.v1.ClusterService.PublishPodCIDRs:output_type -> sluice.identity.v1.PublishPodCIDRsResponse
-	50, // [50:66] is the sub-list for method output_type
-	34, // [34:50] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	30, // 24: sluice.identity.v1.CheckReuseResponse.addresses:type_name -> sluice.identity.v1.AddressReuse
+	49, // 25: sluice.identity.v1.AddressReuse.wait:type_name -> google.protobuf.Duration
+	33, // 26: sluice.identity.v1.ReportRefusalsRequest.refusals:type_name -> sluice.identity.v1.PolicyRefusal
+	43, // 27: sluice.identity.v1.ReportRefusalsRequest.omitted_reasons:type_name -> sluice.identity.v1.ReportRefusalsRequest.OmittedReasonsEntry
+	2,  // 28: sluice.identity.v1.ReportRefusalsRequest.subject:type_name -> sluice.identity.v1.RefusalSubject
+	33, // 29: sluice.identity.v1.WatchRefusalsResponse.refusals:type_name -> sluice.identity.v1.PolicyRefusal
+	44, // 30: sluice.identity.v1.WatchRefusalsResponse.omitted_reasons:type_name -> sluice.identity.v1.WatchRefusalsResponse.OmittedReasonsEntry
+	2,  // 31: sluice.identity.v1.WatchRefusalsResponse.subject:type_name -> sluice.identity.v1.RefusalSubject
+	47, // 32: sluice.identity.v1.ConfirmMappingsRequest.applied:type_name -> sluice.identity.v1.StoreRevision
+	49, // 33: sluice.identity.v1.ConfirmMappingsResponse.silence:type_name -> google.protobuf.Duration
+	49, // 34: sluice.identity.v1.ConfirmMappingsResponse.stale_mappings:type_name -> google.protobuf.Duration
+	39, // 35: sluice.identity.v1.PublishPodCIDRsRequest.nodes:type_name -> sluice.identity.v1.NodePodCIDRs
+	8,  // 36: sluice.identity.v1.ClusterService.RegisterNode:input_type -> sluice.identity.v1.RegisterNodeRequest
+	10, // 37: sluice.identity.v1.ClusterService.WatchCluster:input_type -> sluice.identity.v1.WatchClusterRequest
+	13, // 38: sluice.identity.v1.ClusterService.ListNodes:input_type -> sluice.identity.v1.ListNodesRequest
+	15, // 39: sluice.identity.v1.ClusterService.GetIPMapping:input_type -> sluice.identity.v1.GetIPMappingRequest
+	17, // 40: sluice.identity.v1.ClusterService.ListIPMappings:input_type -> sluice.identity.v1.ListIPMappingsRequest
+	20, // 41: sluice.identity.v1.ClusterService.WaitForPublication:input_type -> sluice.identity.v1.WaitForPublicationRequest
+	22, // 42: sluice.identity.v1.ClusterService.ForgetNode:input_type -> sluice.identity.v1.ForgetNodeRequest
+	50, // 43: sluice.identity.v1.ClusterService.ClaimRange:input_type -> sluice.identity.v1.ClaimRangeRequest
+	51, // 44: sluice.identity.v1.ClusterService.ReturnRange:input_type -> sluice.identity.v1.ReturnRangeRequest
+	24, // 45: sluice.identity.v1.ClusterService.PublishKinds:input_type -> sluice.identity.v1.PublishKindsRequest
+	26, // 46: sluice.identity.v1.ClusterService.WatchKinds:input_type -> sluice.identity.v1.WatchKindsRequest
+	28, // 47: sluice.identity.v1.ClusterService.CheckReuse:input_type -> sluice.identity.v1.CheckReuseRequest
+	31, // 48: sluice.identity.v1.ClusterService.ReportRefusals:input_type -> sluice.identity.v1.ReportRefusalsRequest
+	34, // 49: sluice.identity.v1.ClusterService.WatchRefusals:input_type -> sluice.identity.v1.WatchRefusalsRequest
+	36, // 50: sluice.identity.v1.ClusterService.ConfirmMappings:input_type -> sluice.identity.v1.ConfirmMappingsRequest
+	38, // 51: sluice.identity.v1.ClusterService.PublishPodCIDRs:input_type -> sluice.identity.v1.PublishPodCIDRsRequest
+	9,  // 52: sluice.identity.v1.ClusterService.RegisterNode:output_type -> sluice.identity.v1.RegisterNodeResponse
+	11, // 53: sluice.identity.v1.ClusterService.WatchCluster:output_type -> sluice.identity.v1.WatchClusterResponse
+	14, // 54: sluice.identity.v1.ClusterService.ListNodes:output_type -> sluice.identity.v1.ListNodesResponse
+	16, // 55: sluice.identity.v1.ClusterService.GetIPMapping:output_type -> sluice.identity.v1.GetIPMappingResponse
+	18, // 56: sluice.identity.v1.ClusterService.ListIPMappings:output_type -> sluice.identity.v1.ListIPMappingsResponse
+	21, // 57: sluice.identity.v1.ClusterService.WaitForPublication:output_type -> sluice.identity.v1.WaitForPublicationResponse
+	23, // 58: sluice.identity.v1.ClusterService.ForgetNode:output_type -> sluice.identity.v1.ForgetNodeResponse
+	52, // 59: sluice.identity.v1.ClusterService.ClaimRange:output_type -> sluice.identity.v1.ClaimRangeResponse
+	53, // 60: sluice.identity.v1.ClusterService.ReturnRange:output_type -> sluice.identity.v1.ReturnRangeResponse
+	25, // 61: sluice.identity.v1.ClusterService.PublishKinds:output_type -> sluice.identity.v1.PublishKindsResponse
+	27, // 62: sluice.identity.v1.ClusterService.WatchKinds:output_type -> sluice.identity.v1.WatchKindsResponse
+	29, // 63: sluice.identity.v1.ClusterService.CheckReuse:output_type -> sluice.identity.v1.CheckReuseResponse
+	32, // 64: sluice.identity.v1.ClusterService.ReportRefusals:output_type -> sluice.identity.v1.ReportRefusalsResponse
+	35, // 65: sluice.identity.v1.ClusterService.WatchRefusals:output_type -> sluice.identity.v1.WatchRefusalsResponse
+	37, // 66: sluice.identity.v1.ClusterService.ConfirmMappings:output_type -> sluice.identity.v1.ConfirmMappingsResponse
+	40, // 67: sluice.identity.v1.ClusterService.PublishPodCIDRs:output_type -> sluice.identity.v1.PublishPodCIDRsResponse
+	52, // [52:68] is the sub-list for method output_type
+	36, // [36:52] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_sluice_identity_v1_cluster_proto_init() }
@@ -2736,7 +2821,7 @@ func file_sluice_identity_v1_cluster_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_identity_v1_cluster_proto_rawDesc), len(file_sluice_identity_v1_cluster_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -141,14 +141,14 @@ type ClusterServiceClient interface {
 	// INVALID_ARGUMENT: an address is malformed. PERMISSION_DENIED: the caller is neither
 	// root, ipam's user nor listed in socket.alsoRoot of the service.
 	CheckReuse(ctx context.Context, in *CheckReuseRequest, opts ...grpc.CallOption) (*CheckReuseResponse, error)
-	// ReportRefusals replaces the report of this node, which WatchRefusals sends: the policies that the node does not
-	// enforce as written. It writes nothing if etcd already contains the same report.
+	// ReportRefusals replaces a report of this node, which WatchRefusals sends: the policies, or the Services, that the
+	// node does not enforce as written. It writes nothing if etcd already contains the same report.
 	//
-	// UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is neither root, the
-	// policy service's user nor listed in socket.alsoRoot of the service.
+	// UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is neither root, listed in socket.alsoRoot of the
+	// service, nor the user of the service that the subject belongs to: sluice-policy or sluice-loadbalancer.
 	ReportRefusals(ctx context.Context, in *ReportRefusalsRequest, opts ...grpc.CallOption) (*ReportRefusalsResponse, error)
 	// WatchRefusals sends the reports of all nodes, then a message with complete, and then every change. A node has no
-	// report if it has no refusals, or if it was disconnected from etcd for 15 minutes.
+	// report on a subject if it has no refusals, or if it was disconnected from etcd for 15 minutes.
 	//
 	// UNAVAILABLE: etcd does not answer, or the service is stopping; watch again.
 	// PERMISSION_DENIED: the caller is neither root, the user of sluice-controller nor
@@ -485,14 +485,14 @@ type ClusterServiceServer interface {
 	// INVALID_ARGUMENT: an address is malformed. PERMISSION_DENIED: the caller is neither
 	// root, ipam's user nor listed in socket.alsoRoot of the service.
 	CheckReuse(context.Context, *CheckReuseRequest) (*CheckReuseResponse, error)
-	// ReportRefusals replaces the report of this node, which WatchRefusals sends: the policies that the node does not
-	// enforce as written. It writes nothing if etcd already contains the same report.
+	// ReportRefusals replaces a report of this node, which WatchRefusals sends: the policies, or the Services, that the
+	// node does not enforce as written. It writes nothing if etcd already contains the same report.
 	//
-	// UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is neither root, the
-	// policy service's user nor listed in socket.alsoRoot of the service.
+	// UNAVAILABLE: etcd does not answer. PERMISSION_DENIED: the caller is neither root, listed in socket.alsoRoot of the
+	// service, nor the user of the service that the subject belongs to: sluice-policy or sluice-loadbalancer.
 	ReportRefusals(context.Context, *ReportRefusalsRequest) (*ReportRefusalsResponse, error)
 	// WatchRefusals sends the reports of all nodes, then a message with complete, and then every change. A node has no
-	// report if it has no refusals, or if it was disconnected from etcd for 15 minutes.
+	// report on a subject if it has no refusals, or if it was disconnected from etcd for 15 minutes.
 	//
 	// UNAVAILABLE: etcd does not answer, or the service is stopping; watch again.
 	// PERMISSION_DENIED: the caller is neither root, the user of sluice-controller nor

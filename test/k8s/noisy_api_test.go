@@ -441,7 +441,7 @@ func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 	many(namespaces, func(i int) {
 		a.call(http.MethodPost, "/api/v1/namespaces", object{"metadata": object{"name": noisy(i)}})
 	})
-	wide := make([]object, 60)
+	wide := make([]object, 250)
 	for i := range wide {
 		wide[i] = object{"ipBlock": object{"cidr": fmt.Sprintf("198.18.%d.0/24", i)}}
 	}
@@ -464,6 +464,17 @@ func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 		slice["endpoints"] = all
 		n.a.call(http.MethodPost, services(noisy(i)), service)
 		n.a.call(http.MethodPost, slices(noisy(i)), slice)
+	}
+	// slice makes a slice of a Service of the round of frontends.
+	slice := func(i, endpoints int) {
+		_, slice := tenantService(noisy(i%60), fmt.Sprint("many-ports-", i%60), "", 1)
+		slice["metadata"].(object)["name"] = fmt.Sprint("slice-", i) //nolint:forcetypeassert // of tenantService
+		var all []object
+		for k := range endpoints {
+			all = append(all, object{"addresses": []string{fmt.Sprintf("10.9.%d.%d", i%256, 10+k+i/256*5)}})
+		}
+		slice["endpoints"] = all
+		n.a.call(http.MethodPost, slices(noisy(i%60)), slice)
 	}
 	const ranged = 20 // Services with source ranges
 	round := 0
@@ -509,15 +520,20 @@ func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 				n.a.call(http.MethodDelete, slices(noisy(i))+"/"+fmt.Sprint("table-", i), nil)
 			},
 		},
+		{
+			// Fewer than the limit of policies: a policy beyond that limit has no bytes either.
+			bound: "bytes of policies", count: 150, exhausted: []string{"manifests"},
+			make: func(i int) {
+				n.a.call(http.MethodPost, policies(noisy(i)), object{
+					"metadata": object{"name": fmt.Sprint("wide-", i)},
+					"spec":     object{"podSelector": object{}, "ingress": []object{{"from": wide}}},
+				})
+			},
+			undo: func(i int) { n.a.call(http.MethodDelete, policies(noisy(i))+"/"+fmt.Sprint("wide-", i), nil) },
+		},
 		{bound: "policies", count: 600, exhausted: []string{"policies"}, make: func(i int) {
 			n.a.call(http.MethodPost, policies(noisy(i)), object{
 				"metadata": object{"name": fmt.Sprint("small-", i)}, "spec": object{"podSelector": object{}},
-			})
-		}},
-		{bound: "bytes of policies", count: 600, exhausted: []string{"manifests"}, make: func(i int) {
-			n.a.call(http.MethodPost, policies(noisy(i)), object{
-				"metadata": object{"name": fmt.Sprint("wide-", i)},
-				"spec":     object{"podSelector": object{}, "ingress": []object{{"from": wide}}},
 			})
 		}},
 		{bound: "frontends", count: 60, exhausted: []string{"frontends"}, make: func(i int) {
@@ -525,24 +541,15 @@ func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 			delete(service["spec"].(object), "clusterIP") //nolint:forcetypeassert // of tenantService
 			n.a.call(http.MethodPost, services(noisy(i)), service)
 		}},
+		{bound: "backends", count: 200, exhausted: []string{"backends"}, make: func(i int) { slice(i, 5) }},
 		{bound: "Services", count: 600, exhausted: []string{"services"}, make: func(i int) {
 			service, _ := tenantService(noisy(i), fmt.Sprint("headless-", i), "None", 1)
 			n.a.call(http.MethodPost, services(noisy(i)), service)
 		}},
-		{bound: "EndpointSlices", count: 600, exhausted: []string{"endpointSlices", "backends"}, make: func(i int) {
-			_, slice := tenantService(noisy(i), fmt.Sprint("many-ports-", i%60), "", 1)
-			slice["metadata"].(object)["name"] = fmt.Sprint("slice-", i) //nolint:forcetypeassert // of tenantService
-			var endpoints []object
-			for k := range 5 {
-				endpoints = append(endpoints, object{"addresses": []string{fmt.Sprintf("10.9.%d.%d", i%256, 10+k+i/256*5)}})
-			}
-			slice["endpoints"] = endpoints
-			n.a.call(http.MethodPost, slices(noisy(i)), slice)
-		}},
+		{bound: "EndpointSlices", count: 600, exhausted: []string{"endpointSlices"}, make: func(i int) { slice(200+i, 1) }},
 	} {
 		round++
 		t.Logf("round %d: %s", round, flood.bound)
-		n.within(flood.exhausted...)
 		many(flood.count, flood.make)
 		if flood.check != nil {
 			flood.check()
@@ -552,6 +559,7 @@ func TestAPITenantKeepsWhatItHasBesideANoisyOne(t *testing.T) {
 		n.victim(round)
 		if flood.undo != nil {
 			many(flood.count, flood.undo)
+			n.within(flood.exhausted...) // so that a later round can exhaust it
 		}
 	}
 

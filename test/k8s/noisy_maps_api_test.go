@@ -69,7 +69,7 @@ const (
 	noisyPods  = 64
 	noisyBits  = 11 // labels that distinguish its identities, so that each has a separate class
 	noisyRules = 1600
-	noisyCIDRs = 450 // of a family
+	noisyCIDRs = 900 // of a family
 )
 
 // noisyPolicy selects all pods of a namespace, in both directions.

@@ -384,7 +384,7 @@ func TestPolicyThatSomeNodesDoNotEnforceIsSaid(t *testing.T) {
 		}
 		w.SetRefused(nil, Nodes{All: 5000, Unreadable: "n3", UnreadableCount: 1})
 		wrote("status web@7", "event web@8 PolicyEnforcedPartly")
-		const unreadable = "enforced on 4999 of 5000 nodes; unknown on 1 node (n3): the report in etcd of what is "
+		const unreadable = "enforced on 4999 of 5000 nodes; unknown on 1 node (n3): the reports of these nodes in etcd "
 		if v := w.objects[key(ciliumPolicy)].verdict; v.Reason != Accepted || !strings.HasPrefix(v.Message, unreadable) {
 			t.Errorf("%+v", v)
 		}

@@ -482,7 +482,7 @@ func TestCallsBeyondTheShareAreRefused(t *testing.T) {
 	text := serviceText("b", "mine", "10.96.0.2", 50)
 	o.apply(text)
 	_, err := o.Upsert(t.Context(), Request{Manifests: []byte(serviceText("c", "more", "10.96.0.3", 5))})
-	if !errors.Is(err, failure.ErrLimit) || !strings.Contains(err.Error(), "service c/more asks for") {
+	if !errors.Is(err, failure.ErrLimit) || !strings.Contains(err.Error(), "service c/more needs") {
 		t.Errorf("a call beyond the share: %v", err)
 	}
 	if within, exceed := count(o.allFrontends(), "c/more"); within+exceed != 0 {
@@ -653,7 +653,8 @@ func TestServicesBeyondTheShareAreReported(t *testing.T) {
 	}
 	o.give(serviceText("shop", "web", "10.96.0.1", 1), sliceText("shop", "web", 1, "10.244.0.5"))
 	o.complete()
-	const oldest = "evil/s08: frontends: 9 frontends refuse connections (limits.frontends)"
+	o.level()
+	const oldest = "evil/s08: frontends: 4 frontends refuse connections (limits.frontends)"
 	if all := reported(2); len(all) != 4 || all[0] != oldest ||
 		!strings.HasPrefix(all[1], "evil/s09: frontends: 9 frontends") || all[3] != "evil/s11: frontends: " {
 		t.Errorf("frontends: %q", all)

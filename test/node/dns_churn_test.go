@@ -194,7 +194,7 @@ func (c *churn) run(t *testing.T, n *testNode, client pod.Pod, server netip.Addr
 			break
 		}
 		tickets <- i
-		time.Sleep(c.pace)
+		time.Sleep(c.pace) // the rate of lookups
 		if c.lookups == 0 && time.Since(noted) >= 30*time.Second {
 			noted = time.Now()
 			flat.note(t, time.Since(began), c.done.Load())

@@ -141,7 +141,7 @@ func TestReportOfASubjectHasItsOwnBound(t *testing.T) {
 	}
 }
 
-// TestReportThatChangesAllTheTimeIsSentLessOften: and as often as before once it rests.
+// TestReportThatChangesAllTheTimeIsSentLessOften: when the changes end, the report is sent as often as before.
 func TestReportThatChangesAllTheTimeIsSentLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent calls

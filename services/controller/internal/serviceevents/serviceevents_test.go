@@ -208,7 +208,7 @@ func TestServicesOfOneTenantNeitherDelayOthersNorFillTheStore(t *testing.T) {
 			synctest.Wait()
 			other := func(text string) bool { return strings.HasPrefix(text, "shop/") }
 			if n := len(slices.DeleteFunc(c.api.take(), other)); n > maxEvents+1 {
-				t.Errorf("%d Events in %s, want at most %d", n, refill, maxEvents+1)
+				t.Errorf("%d Events in %s, limit %d", n, refill, maxEvents+1)
 			}
 		}
 	})

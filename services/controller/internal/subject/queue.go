@@ -101,7 +101,7 @@ func (q *Queue[K]) Lead(ctx context.Context, l *slog.Logger, what string,
 		case ctx.Err() != nil:
 			return
 		case failed != nil:
-			l.Warn("cannot write the "+what, log.Err(failed), "again", wait)
+			l.Warn("cannot write to the API server", "subject", what, log.Err(failed), "again", wait)
 			timer, wake, wait = time.After(wait), nil, min(2*wait, longestPause)
 		case some:
 			wait = FirstPause

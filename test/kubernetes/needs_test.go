@@ -90,7 +90,7 @@ func TestContainersHaveTheMountsThatTheyNeed(t *testing.T) {
 		"sluice/ipam":   {identity, "/run/sluice/ipam", "/var/lib/sluice/ipam", api},
 		"sluice/policy": {identity, "/run/sluice/policy", "/var/lib/sluice ro", "/var/lib/sluice/policy", api},
 		"sluice/loadbalancer": {
-			"/run/sluice/datapath ro", "/run/sluice/loadbalancer", "/var/lib/sluice/loadbalancer", api,
+			"/run/sluice/datapath ro", identity, "/run/sluice/loadbalancer", "/var/lib/sluice/loadbalancer", api,
 		},
 		"sluice/datapath": {
 			"/dev/net ro", "/host/proc/sys/net of /proc/sys/net", "/host/sys/fs/cgroup of /sys/fs/cgroup ro",
@@ -235,7 +235,7 @@ func TestRolesHaveTheRightsThatAreUsed(t *testing.T) {
 			"/pods: list watch", "/namespaces: list watch", "/services: list watch",
 			"discovery.k8s.io/endpointslices: list watch", "/nodes: get list watch patch", "/nodes/status: patch"),
 		"status-clusterrole": append(slices.Concat(policies, statuses),
-			"/nodes: list watch", "/namespaces: list watch",
+			"/nodes: list watch", "/namespaces: list watch", "/services: get",
 			"discovery.k8s.io/endpointslices: list watch of kubernetes", "events.k8s.io/events: create"),
 		"status-role": {
 			"coordination.k8s.io/leases: create", "coordination.k8s.io/leases: get update of sluice-status",

@@ -295,7 +295,7 @@ func TestSearchDomainsGetNXDOMAIN(t *testing.T) {
 			ctx, cancel := deadline(t)
 			defer cancel()
 			out, err := exec.CommandContext(ctx, "nsenter", "--net="+client.Netns, "unshare", "--mount", "sh", "-c",
-				`mount --bind "$1" /etc/resolv.conf && exec "$2" "$3"`, "sh", resolv, program, name).CombinedOutput()
+				`mount --no-mtab --bind "$1" /etc/resolv.conf && exec "$2" "$3"`, "sh", resolv, program, name).CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}

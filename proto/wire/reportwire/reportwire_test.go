@@ -10,6 +10,7 @@ import (
 	"net"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -145,12 +146,15 @@ func TestReportOfASubjectHasItsOwnBound(t *testing.T) {
 func TestReportThatChangesAllTheTimeIsSentLessOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent calls
-		asked, changing := 0, true
+		var mu sync.Mutex
+		asked, changing := 0, true // guarded by mu
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		r := New(identityv1.NewClusterServiceClient(&sent), Options{Log: slog.New(slog.DiscardHandler)})
 		go func() {
 			ended <- r.Report(ctx, func(context.Context) ([]Refused, error) {
+				mu.Lock()
+				defer mu.Unlock()
 				if changing {
 					asked++
 				}
@@ -162,11 +166,15 @@ func TestReportThatChangesAllTheTimeIsSentLessOften(t *testing.T) {
 		if sent.n < 20 || sent.n > 36 {
 			t.Errorf("%d reports in an hour, want one in 2 to 3 minutes", sent.n)
 		}
+		mu.Lock()
 		changing = false
+		mu.Unlock()
 		time.Sleep(2 * slowest * reportEvery)
 		synctest.Wait()
 		before := sent.n
+		mu.Lock()
 		asked++
+		mu.Unlock()
 		time.Sleep(2 * reportEvery)
 		synctest.Wait()
 		if sent.n != before+1 {

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
@@ -50,8 +51,10 @@ func serveDNS(t *testing.T, in pod.Pod, at netip.Addr) <-chan netip.Addr {
 				return // the listener was closed
 			}
 			clients <- c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+			stop := context.AfterFunc(t.Context(), func() { _ = c.Close() }) // the client may be gone without a FIN
 			go func() {
 				defer c.Close()
+				defer stop()
 				for {
 					b, err := readMessage(c)
 					var m dnsmessage.Message

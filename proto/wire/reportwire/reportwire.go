@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	identityv1 "github.com/sluice-net/sluice/proto/gen/sluice/identity/v1"
@@ -116,7 +117,8 @@ func (r *Reporter) send(ctx context.Context, list []Refused) error {
 	most, limit := cmp.Or(r.options.MaxObjects, maxReported), cmp.Or(r.options.MaxBytes, maxBytes)
 	bytes := 0
 	for i, x := range list {
-		reason := x.Reason[:min(len(x.Reason), maxReason)]
+		// A cut character would be invalid in protobuf.
+		reason := strings.ToValidUTF8(x.Reason[:min(len(x.Reason), maxReason)], "")
 		// Count the overhead of JSON, and a margin for escaped characters.
 		bytes += 64 + len(x.Kind) + len(x.Namespace) + len(x.Name) + 2*len(reason)
 		if i == most || bytes > limit {

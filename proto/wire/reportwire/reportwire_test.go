@@ -90,7 +90,7 @@ func TestReportHasABound(t *testing.T) {
 	var list []Refused
 	for i := range 5000 {
 		list = append(list, Refused{
-			"NetworkPolicy", "shop", fmt.Sprint("p", i), strings.Repeat("x", 1000), []string{"A", "B"}[i%2],
+			"NetworkPolicy", "shop", fmt.Sprint("p", i), strings.Repeat("…", 400), []string{"A", "B"}[i%2],
 		})
 	}
 	ctx, cancel := context.WithCancel(t.Context())

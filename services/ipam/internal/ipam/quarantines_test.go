@@ -167,8 +167,8 @@ func TestUserWithManyNamespacesTakesTheReservedAddresses(t *testing.T) {
 	if _, err := churn("victim"); !errors.As(err, &full) {
 		t.Errorf("before the end of the quarantine: %v", err)
 	}
-	later = at.Add(61 * time.Second)
-	now.Store(&later)
+	end := at.Add(61 * time.Second)
+	now.Store(&end)
 	if _, err := churn("victim"); err != nil {
 		t.Errorf("after the quarantine: %v", err)
 	}

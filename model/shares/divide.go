@@ -74,7 +74,7 @@ func (t Tenant) group() int {
 // of the limit, which is kept for system. Guarantees are served next. Labelled tenants, and namespaces without the
 // label, each get half of the remainder, plus what the other group does not use. Within a group, the level L is the
 // largest number for which the sum of min(asked, L) fits. A tenant that asks for more gets its oldest objects up to
-// L. The remaining units go to the oldest objects that fit.
+// L. The remaining units go to the oldest objects that fit, also of tenants of which each object is larger than L.
 //
 // used holds the units that earlier divisions of the same limit admitted, by tenant; Divide does not take them away.
 // Objects of an API server are divided first and separately, with used nil, so that all nodes with the same limit
@@ -252,6 +252,11 @@ func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, free, level i
 			}
 			take(i, asks[i].Units)
 		}
+		if t.got == 0 && t.next == len(t.asks) {
+			// Each object is larger than the level, which may be 0: its objects can only use remaining units.
+			t.next, t.take = 0, take
+			waiting.of = append(waiting.of, t)
+		}
 	}
 	heap.Init(waiting)
 	for waiting.Len() > 0 {
@@ -268,7 +273,9 @@ func admit(of []*tenant, asks []Ask, admitted []bool, parts []int, free, level i
 		case parts != nil:
 			oldest.take(i, free+oldest.own)
 		}
-		if oldest.next++; !fits || oldest.next == len(oldest.asks) {
+		// A tenant without any object tries the next one: its oldest may be larger than everything that is left.
+		ends := !fits && (parts != nil || oldest.got > 0)
+		if oldest.next++; ends || oldest.next == len(oldest.asks) {
 			heap.Pop(waiting)
 		} else {
 			heap.Fix(waiting, 0)

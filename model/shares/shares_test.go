@@ -69,6 +69,11 @@ func TestDivide(t *testing.T) {
 			want: map[Tenant]int{a: 45},
 		},
 		{
+			name: "objects larger than the level use the remaining units",
+			asks: []Ask{{a, at(1), 50}, {b, at(2), 40}, {Labelled("d"), at(0), 95}, {Labelled("d"), at(3), 41}},
+			want: map[Tenant]int{a: 50, b: 40},
+		},
+		{
 			name: "guarantees come first", settings: Settings{Guarantees: map[string]int{"a": 50}},
 			asks: slices.Concat(some(a, 100, 1, 0), some(b, 100, 1, 0)),
 			want: map[Tenant]int{a: 67, b: 23},
@@ -105,6 +110,21 @@ func TestDivide(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestMoreTenantsThanUnits: no tenant has a unit by the level, which is 0. The oldest objects use all units, and a user
+// who makes many namespaces takes nothing from those that are older.
+func TestMoreTenantsThanUnits(t *testing.T) {
+	var asks []Ask
+	for i := range 500 {
+		asks = append(asks, Ask{Namespace(fmt.Sprint("n", i)), at(i), 1})
+	}
+	d := Divide(100, asks, Settings{}, nil)
+	for i := range asks {
+		if d.Admitted[i] != (i < 90) {
+			t.Fatalf("object %d is admitted: %t", i, d.Admitted[i])
+		}
 	}
 }
 

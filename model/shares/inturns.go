@@ -21,22 +21,19 @@ func InTurns[K comparable](keys []K, compare func(a, b K) int, tenant func(K) Te
 		of[k], turn[k] = t, has[t]
 		has[t]++
 	}
-	var groups [2][]K
+	var members [groups][]K
 	for _, k := range keys {
-		group := 1
-		if of[k].HasLabel() || of[k] == System {
-			group = 0
-		}
-		groups[group] = append(groups[group], k)
+		g := of[k].group()
+		members[g] = append(members[g], k)
 	}
 	out := keys[:0:0]
-	for _, g := range groups {
+	for _, g := range members {
 		slices.SortStableFunc(g, func(a, b K) int {
 			return cmp.Or(cmp.Compare(turn[a], turn[b]), of[a].Compare(of[b]))
 		})
 	}
-	for i := range max(len(groups[0]), len(groups[1])) {
-		for _, g := range groups {
+	for i := range max(len(members[groupLabelled]), len(members[groupOthers])) {
+		for _, g := range members {
 			if i < len(g) {
 				out = append(out, g[i])
 			}

@@ -74,6 +74,11 @@ func TestDivide(t *testing.T) {
 			want: map[Tenant]int{a: 50, b: 40},
 		},
 		{
+			name: "a tenant whose oldest object fits nowhere gets the next one",
+			asks: []Ask{{a, at(0), 95}, {a, at(1), 60}, {b, at(2), 80}},
+			want: map[Tenant]int{a: 60},
+		},
+		{
 			name: "guarantees come first", settings: Settings{Guarantees: map[string]int{"a": 50}},
 			asks: slices.Concat(some(a, 100, 1, 0), some(b, 100, 1, 0)),
 			want: map[Tenant]int{a: 67, b: 23},

@@ -21,6 +21,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/controller/internal/policystatus"
@@ -72,8 +74,8 @@ type Services struct {
 	queue    *subject.Queue[evaluation.Key]
 
 	mu       sync.Mutex
-	services map[evaluation.Key]*service  // guarded by mu
-	events   map[shares.Tenant]*allowance // guarded by mu; tenants whose allowance is not full
+	services map[evaluation.Key]*service     // guarded by mu
+	events   map[shares.Tenant]*rate.Limiter // guarded by mu; tenants with Events within refill
 }
 
 // service is a Service that exceeds a share, or about which an Event said so.
@@ -90,7 +92,7 @@ type service struct {
 func New(api API, tenant func(namespace string) shares.Tenant, leads subject.Leadership, l *slog.Logger) *Services {
 	s := &Services{
 		api: api, leads: leads, log: l, tenant: tenant, now: time.Now,
-		services: make(map[evaluation.Key]*service), events: make(map[shares.Tenant]*allowance),
+		services: make(map[evaluation.Key]*service), events: make(map[shares.Tenant]*rate.Limiter),
 	}
 	of := func(k evaluation.Key) shares.Tenant { return tenant(k.Namespace) }
 	s.queue = subject.NewQueue(evaluation.Key.Compare, of, time.Now)
@@ -102,7 +104,7 @@ func (s *Services) SetRefused(refused map[evaluation.Key]policystatus.Nodes, oth
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
-	maps.DeleteFunc(s.events, func(_ shares.Tenant, a *allowance) bool { return now.Sub(a.at) > refill })
+	maps.DeleteFunc(s.events, func(_ shares.Tenant, l *rate.Limiter) bool { return l.TokensAt(now) >= maxEvents })
 	for k, nodes := range refused {
 		if k.Kind != kind || !label.MatchString(k.Namespace) || !label.MatchString(k.Name) {
 			continue // no Service: a node may report anything
@@ -230,36 +232,26 @@ func event(k evaluation.Key, x service, uid string) policystatus.Event {
 	return e
 }
 
-// allowance limits the Events about the Services of a tenant.
-type allowance struct {
-	used float64 // at the time at
-	at   time.Time
-}
-
 // allowed returns how long the tenant has to wait for its next Event. Called with mu held.
 func (s *Services) allowed(t shares.Tenant, now time.Time) time.Duration {
-	a := s.events[t]
-	if a == nil {
+	l := s.events[t]
+	if l == nil {
 		return 0
 	}
-	a.used -= float64(now.Sub(a.at)) / float64(refill) * maxEvents
-	if a.at = now; a.used <= 0 {
-		delete(s.events, t)
-		return 0
-	}
-	if a.used <= maxEvents-1 {
+	missing := 1 - l.TokensAt(now)
+	if missing <= 0 {
 		return 0
 	}
 	// A little more than the exact time, so that rounding does not cause another wait.
-	return time.Duration((a.used-(maxEvents-1))*float64(refill)/maxEvents) + time.Millisecond
+	return time.Duration(missing*float64(refill)/maxEvents) + time.Millisecond
 }
 
 // take counts an Event. Called with mu held.
 func (s *Services) take(t shares.Tenant, now time.Time) {
-	a := s.events[t]
-	if a == nil {
-		a = &allowance{at: now}
-		s.events[t] = a
+	l := s.events[t]
+	if l == nil {
+		l = rate.NewLimiter(rate.Every(refill/maxEvents), maxEvents)
+		s.events[t] = l
 	}
-	a.used++
+	l.AllowN(now, 1)
 }

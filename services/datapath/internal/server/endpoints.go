@@ -17,7 +17,9 @@ import (
 )
 
 // CreateEndpoint implements the API.
-func (s *Server) CreateEndpoint(ctx context.Context, r *datapathv1.CreateEndpointRequest) (*datapathv1.CreateEndpointResponse, error) {
+func (s *Server) CreateEndpoint(
+	ctx context.Context, r *datapathv1.CreateEndpointRequest,
+) (*datapathv1.CreateEndpointResponse, error) {
 	spec, err := specOf(r)
 	if err != nil {
 		return nil, statusOf(err)
@@ -50,7 +52,9 @@ func (s *Server) UpdateEndpoint(
 }
 
 // DeleteEndpoint implements the API.
-func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpointRequest) (*datapathv1.DeleteEndpointResponse, error) {
+func (s *Server) DeleteEndpoint(
+	ctx context.Context, r *datapathv1.DeleteEndpointRequest,
+) (*datapathv1.DeleteEndpointResponse, error) {
 	how := lifecycle.Removal{UnlessInUse: r.GetUnlessInUse(), ValidateOnly: r.GetValidateOnly()}
 	was, existed, err := s.endpoints.Lifecycle.Remove(ctx, wire.OwnerOf(r.GetOwner()), how)
 	if err != nil {
@@ -64,7 +68,9 @@ func (s *Server) DeleteEndpoint(ctx context.Context, r *datapathv1.DeleteEndpoin
 }
 
 // CheckEndpoint implements the API.
-func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointRequest) (*datapathv1.CheckEndpointResponse, error) {
+func (s *Server) CheckEndpoint(
+	ctx context.Context, r *datapathv1.CheckEndpointRequest,
+) (*datapathv1.CheckEndpointResponse, error) {
 	addrs, err := addrsOf("addresses", r.GetAddresses())
 	if err != nil {
 		return nil, statusOf(err)
@@ -82,7 +88,9 @@ func (s *Server) CheckEndpoint(ctx context.Context, r *datapathv1.CheckEndpointR
 }
 
 // GetEndpoint implements the API.
-func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest) (*datapathv1.GetEndpointResponse, error) {
+func (s *Server) GetEndpoint(
+	_ context.Context, r *datapathv1.GetEndpointRequest,
+) (*datapathv1.GetEndpointResponse, error) {
 	e, err := s.endpoints.Report.Get(wire.OwnerOf(r.GetOwner()))
 	if err != nil {
 		return nil, statusOf(err)
@@ -91,7 +99,9 @@ func (s *Server) GetEndpoint(_ context.Context, r *datapathv1.GetEndpointRequest
 }
 
 // ListEndpoints implements the API.
-func (s *Server) ListEndpoints(r *datapathv1.ListEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse]) error {
+func (s *Server) ListEndpoints(
+	r *datapathv1.ListEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.ListEndpointsResponse],
+) error {
 	for _, e := range s.endpoints.Report.List() {
 		if m := r.GetManager(); m != "" && m != e.Spec.Manager {
 			continue
@@ -107,8 +117,10 @@ func (s *Server) ListEndpoints(r *datapathv1.ListEndpointsRequest, stream grpc.S
 }
 
 // WatchEndpoints implements the API.
-func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse]) error {
-	return watch.Serve(stream.Context(), s.endpoints.Report.Hub(), r.GetResumeToken(), func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
+func (s *Server) WatchEndpoints(
+	r *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
+) error {
+	send := func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
 		m := &datapathv1.WatchEndpointsResponse{ResumeToken: e.Token}
 		switch e.Kind {
 		case watch.Upsert:
@@ -116,16 +128,23 @@ func (s *Server) WatchEndpoints(r *datapathv1.WatchEndpointsRequest, stream grpc
 		case watch.Delete:
 			m.Event = &datapathv1.WatchEndpointsResponse_Delete{Delete: wire.Owner(e.Key)}
 		case watch.Bookmark:
-			m.Event = &datapathv1.WatchEndpointsResponse_Bookmark{Bookmark: &datapathv1.Bookmark{SnapshotComplete: e.SnapshotComplete}}
+			bookmark := &datapathv1.Bookmark{SnapshotComplete: e.SnapshotComplete}
+			m.Event = &datapathv1.WatchEndpointsResponse_Bookmark{Bookmark: bookmark}
 		}
 		return stream.Send(m)
-	})
+	}
+	return watch.Serve(stream.Context(), s.endpoints.Report.Hub(), r.GetResumeToken(), send)
 }
 
 // ReclaimEndpoints implements the API.
-func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndpointsRequest) (*datapathv1.ReclaimEndpointsResponse, error) {
+func (s *Server) ReclaimEndpoints(
+	ctx context.Context, r *datapathv1.ReclaimEndpointsRequest,
+) (*datapathv1.ReclaimEndpointsResponse, error) {
 	if len(r.GetValidOwners()) == 0 && !r.GetNoneValid() {
-		return nil, statusOf(&endpoint.FieldError{Field: "valid_owners", Reason: "is empty, which deletes every endpoint of the network; set none_valid if that is meant"})
+		return nil, statusOf(&endpoint.FieldError{
+			Field:  "valid_owners",
+			Reason: "is empty, which deletes every endpoint of the network; set none_valid if that is meant",
+		})
 	}
 	if len(r.GetValidOwners()) > 0 && r.GetNoneValid() {
 		return nil, statusOf(&endpoint.FieldError{Field: "none_valid", Reason: "is set, and valid_owners is not empty"})
@@ -147,7 +166,9 @@ func (s *Server) ReclaimEndpoints(ctx context.Context, r *datapathv1.ReclaimEndp
 }
 
 // AuditMaps implements the API.
-func (s *Server) AuditMaps(r *datapathv1.AuditMapsRequest, stream grpc.ServerStreamingServer[datapathv1.AuditMapsResponse]) error {
+func (s *Server) AuditMaps(
+	r *datapathv1.AuditMapsRequest, stream grpc.ServerStreamingServer[datapathv1.AuditMapsResponse],
+) error {
 	send := func(f endpoint.Finding) error {
 		m := &datapathv1.AuditMapsResponse{Difference: protoDifference(f.Difference), Repaired: f.Repaired}
 		if f.Err != nil {

@@ -98,21 +98,17 @@ func (n *Names) learn(by names.Asker, key dnsname.Learned, addrs []netip.Addr, t
 		return fmt.Errorf("%w: %w", failure.ErrLimit, err)
 	}
 	if len(fresh) > 0 {
-		learnt := []engine.Name{{Name: key, Addrs: fresh}}
-		err := n.compiler.apply(engine.Change{Learn: learnt})
+		err := n.learnFresh(key, fresh)
 		if errors.As(err, new(*table.ErrTooLarge)) {
-			n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: learnt}))
 			if gone := n.table.FreeTables(by, addrs, freedAtOnce, now); len(gone) > 0 {
 				n.forget(gone)
-				err = n.compiler.apply(engine.Change{Learn: learnt})
+				err = n.learnFresh(key, fresh)
 			}
 		}
+		n.publisher.barrier.Address++
 		if err != nil {
-			n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: learnt}))
-			n.publisher.barrier.Address++
 			return err
 		}
-		n.publisher.barrier.Address++
 	}
 	wake, changed := n.table.Add(by, name, addrs, ttl, now)
 	n.alarm.set(wake)
@@ -120,6 +116,16 @@ func (n *Names) learn(by names.Asker, key dnsname.Learned, addrs []netip.Addr, t
 		n.storage.save(n.table.Record(name))
 	}
 	return nil
+}
+
+// learnFresh adds addresses of a name to the engine, or none of them if there is an error.
+func (n *Names) learnFresh(key dnsname.Learned, fresh []netip.Addr) error {
+	learned := []engine.Name{{Name: key, Addrs: fresh}}
+	err := n.compiler.apply(engine.Change{Learn: learned})
+	if err != nil {
+		n.problems.Note("learned addresses", n.compiler.apply(engine.Change{Forget: learned}))
+	}
+	return err
 }
 
 // forget removes addresses from the engine after the table of names has removed them.

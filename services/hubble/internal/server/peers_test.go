@@ -113,7 +113,7 @@ func TestNodesOfTheClusterAreListed(t *testing.T) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-	b.o.ServerName = "hubble.example"
+	b.o.Address, b.o.ServerName = "node-1:4244", "hubble.example"
 	nodes, err := b.GetNodes(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ package dryrun
 
 import (
 	"errors"
-	"os"
 	"strings"
 	"testing"
 
@@ -80,9 +79,10 @@ func TestKernelReplicasTakeLittleMemory(t *testing.T) {
 		sum += bytes
 		m.Close()
 	}
-	// older kernels report at least a page for each map
-	if len(made) == 0 || sum == 0 || sum > uint64(len(made)*os.Getpagesize()) {
-		t.Errorf("%d maps take %d bytes", len(made), sum)
+	// Before Linux 6.4, the kernel reports the size of a map in whole pages.
+	const limit = 256 << 10
+	if len(made) == 0 || sum == 0 || sum > limit {
+		t.Errorf("%d maps take %d bytes, more than %d", len(made), sum, limit)
 	}
 	t.Logf("%d maps, %d bytes", len(made), sum)
 }

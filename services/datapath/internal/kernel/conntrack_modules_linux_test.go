@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -62,13 +63,18 @@ func removeUsersOf(t *testing.T, name string) (removed []string) {
 	for _, user := range usersOf(t, name) {
 		removed = append(removed, removeUsersOf(t, user)...)
 	}
-	switch err := unix.DeleteModule(name, unix.O_NONBLOCK); {
-	case errors.Is(err, unix.ENOENT):
-		return removed // another module's removal has already removed it
-	case err != nil:
-		t.Fatalf("remove module %s: %v", name, err)
+	// Namespaces of former tests keep the module in use until the kernel has removed them.
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		switch err := unix.DeleteModule(name, unix.O_NONBLOCK); {
+		case errors.Is(err, unix.ENOENT):
+			return removed // another module's removal has already removed it
+		case err == nil:
+			return append(removed, name)
+		case !errors.Is(err, unix.EAGAIN) || time.Now().After(deadline):
+			insert(t, removed) // later tests need them
+			t.Fatalf("remove module %s: %v", name, err)
+		}
 	}
-	return append(removed, name)
 }
 
 // usersOf returns the modules that use a module.

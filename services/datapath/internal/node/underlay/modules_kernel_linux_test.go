@@ -46,7 +46,6 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 			n.ip(t, append(c.make, up...)...)
 			// the setting matches members, too
 			n.Underlay = n.open(t, Options{Uplinks: listed(programs(t)), Devices: c.patterns})
-			both := []string{"sluice_from_uplink", "sluice_to_uplink"}
 			ensure := func(when string) {
 				t.Helper()
 				names, devices := n.uplinks(t, "192.0.2.1")
@@ -56,8 +55,8 @@ func TestKernelUplinkOfABondOrVLANIsTheUpperDevice(t *testing.T) {
 				if err := n.EnsureUplinks(devices, true); err != nil {
 					t.Fatal(err)
 				}
-				if got := n.attached(t, c.upper); !slices.Equal(got, both) {
-					t.Errorf("%s: %s has %v, want %v", when, c.upper, got, both)
+				if got, all := n.attached(t, c.upper), n.allOn(t, c.upper); !slices.Equal(got, all) {
+					t.Errorf("%s: %s has %v, want %v", when, c.upper, got, all)
 				}
 				for _, m := range c.members {
 					if got := n.attached(t, m); len(got) > 0 {

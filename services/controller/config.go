@@ -19,6 +19,7 @@ type Config struct {
 	Identity            string         `config:"identity" help:"unix socket of the identity service"`
 	Kubernetes          kube.Settings  `config:"kubernetes"`
 	Election            ElectionConfig `config:"election"`
+	Announce            AnnounceConfig `config:"announce"`
 	evaluation.Settings `config:",inline"`
 }
 
@@ -26,6 +27,11 @@ type Config struct {
 type ElectionConfig struct {
 	Namespace string `config:"namespace" help:"namespace of the Lease"`
 	Lease     string `config:"lease"     help:"name of the Lease"`
+}
+
+// AnnounceConfig selects the Services that get addresses of pools.
+type AnnounceConfig struct {
+	DefaultClass bool `config:"defaultClass" help:"LoadBalancer Services without a class get addresses, too"`
 }
 
 func defaults(p instance.Paths) Config {
@@ -36,6 +42,7 @@ func defaults(p instance.Paths) Config {
 		// Earlier versions of sluice-policy wrote the status of policies and used the same Lease. If such a process
 		// still runs, only one of the two is elected.
 		Election: ElectionConfig{Namespace: "sluice-system", Lease: "sluice-status"},
+		Announce: AnnounceConfig{DefaultClass: true},
 		Settings: evaluation.DefaultSettings(),
 	}
 }

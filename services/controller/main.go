@@ -3,7 +3,8 @@
 
 // sluice-controller performs tasks that one process of a cluster does for all nodes: it writes the status of
 // policies, removes nodes whose Node was deleted, creates Events about pod ranges, disks and Services beyond their
-// share, and publishes the podCIDRs of Nodes and the kinds of policy. It serves no node. See docs/controller.md.
+// share, and publishes the podCIDRs of Nodes and the kinds of policy. It also assigns addresses of pools to Services
+// of type LoadBalancer. It serves no node. See docs/controller.md.
 package main
 
 import (
@@ -24,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/controller/internal/election"
 	"github.com/sluice-net/sluice/services/controller/internal/kinds"
 	"github.com/sluice-net/sluice/services/controller/internal/kubernetes"
+	"github.com/sluice-net/sluice/services/controller/internal/lbipam"
 	"github.com/sluice-net/sluice/services/controller/internal/nodegc"
 	"github.com/sluice-net/sluice/services/controller/internal/nodereports"
 	"github.com/sluice-net/sluice/services/controller/internal/podcidrs"
@@ -85,17 +87,22 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	pools := poolevents.New(writer, leads, p.Log)
 	ranges := podcidrs.New(registry, leads, p.Log)
-	nodes, err := kubernetes.NewNodes(api, gone, pools, ranges, p.Log)
+	balancers := lbipam.New(writer, cfg.Announce.DefaultClass, evaluator.Tenant, leads, p.Log)
+	services, err := kubernetes.NewBalancers(api, balancers, p.Log)
 	if err != nil {
 		return err
 	}
-	services := serviceevents.New(writer, evaluator.Tenant, leads, p.Log)
-	reports := nodereports.New(client.NewReports(conn, p.Log), api.Nodes, status, services, pools)
+	nodes, err := kubernetes.NewNodes(api, gone, pools, ranges, balancers, p.Log)
+	if err != nil {
+		return err
+	}
+	beyond := serviceevents.New(writer, evaluator.Tenant, leads, p.Log)
+	reports := nodereports.New(client.NewReports(conn, p.Log), api.Nodes, status, beyond, pools)
 	debug.FreeOSMemory() // memory that loading used
 
 	service := server.New(server.Options{
 		Version: version.Get().String(), Started: started, Election: leads.Status, Answers: status.Answers,
-		Subjects: []server.Subject{policyKinds, gone, ranges, status, pools, services},
+		Subjects: []server.Subject{policyKinds, gone, ranges, status, pools, beyond, balancers},
 		Process: wire.NewProcess(p.Effective.Paths.Name, p.Effective.File, p.Effective.Ignored, p.Effective.Each,
 			p.LogLevel, p.Log),
 	})
@@ -117,7 +124,9 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	p.Go("kinds of policy", policyKinds.Run)
 	p.Go("node garbage collection", gone.Run)
 	p.Go("pool events", pools.Run)
-	p.Go("service events", services.Run)
+	p.Go("service events", beyond.Run)
+	p.Go("load balancer addresses", balancers.Run)
+	p.Go("services and pools", services.Run)
 	p.Go("pod CIDRs", ranges.Run)
 	p.Go("nodes", nodes.Run)
 	p.Go("reports of nodes", reports.Run)

@@ -172,7 +172,7 @@ func (a *apiServer) crds() {
 	a.t.Helper()
 	a.kubectl("create", "-k", "../../deploy/kubernetes/crds")
 	for _, resource := range []string{
-		"ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies", "ciliumcidrgroups",
+		"ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies", "ciliumcidrgroups", "ciliumloadbalancerippools",
 	} {
 		a.served("cilium.io/v2/" + resource)
 	}

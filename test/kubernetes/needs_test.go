@@ -235,7 +235,8 @@ func TestRolesHaveTheRightsThatAreUsed(t *testing.T) {
 			"/pods: list watch", "/namespaces: list watch", "/services: list watch",
 			"discovery.k8s.io/endpointslices: list watch", "/nodes: get list watch patch", "/nodes/status: patch"),
 		"status-clusterrole": append(slices.Concat(policies, statuses),
-			"/nodes: list watch", "/namespaces: list watch", "/services: get",
+			"/nodes: list watch", "/namespaces: list watch", "/services: get list watch", "/services/status: patch",
+			"cilium.io/ciliumloadbalancerippools: list watch", "cilium.io/ciliumloadbalancerippools/status: patch",
 			"discovery.k8s.io/endpointslices: list watch of kubernetes", "events.k8s.io/events: create"),
 		"status-role": {
 			"coordination.k8s.io/leases: create", "coordination.k8s.io/leases: get update of sluice-status",

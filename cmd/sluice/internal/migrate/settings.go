@@ -495,7 +495,7 @@ var foreign = map[string]string{
 	"CiliumLocalRedirectPolicy":    "traffic goes to the Service",
 	"CiliumEnvoyConfig":            "there is no proxy",
 	"CiliumClusterwideEnvoyConfig": "there is no proxy",
-	"CiliumLoadBalancerIPPool":     "Services get no address",
+	"CiliumLoadBalancerIPPool":     "", // sluice-controller assigns its addresses
 	"CiliumL2AnnouncementPolicy":   "addresses are not announced",
 	"CiliumBGPPeeringPolicy":       "addresses of Services and pod ranges are not announced",
 	"CiliumBGPClusterConfig":       "addresses of Services and pod ranges are not announced",
@@ -530,10 +530,10 @@ func (r *report) addAnnotations(o object) {
 	annotations, _ := metadata["annotations"].(object)
 	for _, key := range sortedKeys(annotations) {
 		for _, prefix := range []string{
-			"service.cilium.io/", "io.cilium/", "policy.cilium.io/", "network.cilium.io/", "lbipam.cilium.io/",
+			"service.cilium.io/", "io.cilium/", "policy.cilium.io/", "network.cilium.io/",
 			"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth",
 		} {
-			if strings.HasPrefix(key, prefix) {
+			if strings.HasPrefix(key, prefix) && !strings.HasPrefix(key, "io.cilium/lb-ipam-") {
 				missing(r, nameOf(o), "", "the annotation "+key+" has no effect")
 			}
 		}

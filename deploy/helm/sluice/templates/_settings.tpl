@@ -237,6 +237,7 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 
 {{- define "sluice.settings.status" -}}
 {{- $own := $.Values.containers.status.settings }}
+{{- include "sluice.variable" (list "SLUICE_CONTROLLER_ANNOUNCE_DEFAULT_CLASS" (dig "announce" "defaultClass" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_CLUSTER_NAME" (dig "cluster" "name" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_CLUSTER_LOCAL_ONLY" (dig "cluster" "localOnly" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_CLUSTER_CIDR_SELECTS_NODES" (dig "cluster" "cidrSelectsNodes" nil $.Values.shared)) }}

@@ -6,6 +6,7 @@ package kubernetes
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/sluice-net/sluice/kube"
 	"github.com/sluice-net/sluice/model/podrange"
+	"github.com/sluice-net/sluice/services/controller/internal/lbipam"
 )
 
 // NodeNames receives the names of Nodes.
@@ -49,7 +51,18 @@ type NodeRanges interface {
 	Failed(err error)
 }
 
-// Nodes follows the Nodes of an API server. It keeps the UID, one annotation and the podCIDRs of each Node.
+// NodeAddresses receives the addresses of Nodes and of their pods.
+type NodeAddresses interface {
+	// UpsertNode reports an existing Node.
+	UpsertNode(name string, n lbipam.Node)
+	// DeleteNode reports a deleted Node.
+	DeleteNode(name string)
+	// SetListed reports that all existing Nodes have been reported.
+	SetListed(kind int, listed bool)
+}
+
+// Nodes follows the Nodes of an API server. It keeps the UID, one annotation, the addresses and the podCIDRs of each
+// Node.
 type Nodes struct {
 	api    *kube.Client
 	client *rest.RESTClient // reads whole objects, encoded as protobuf
@@ -57,13 +70,15 @@ type Nodes struct {
 	log    *slog.Logger
 }
 
-// NewNodes returns Nodes that report names to n, annotations to o and podCIDRs to r.
-func NewNodes(api *kube.Client, n NodeNames, o NodeNotes, r NodeRanges, l *slog.Logger) (*Nodes, error) {
+// NewNodes returns Nodes that report names to n, annotations to o, podCIDRs to r and addresses to a.
+func NewNodes(
+	api *kube.Client, n NodeNames, o NodeNotes, r NodeRanges, a NodeAddresses, l *slog.Logger,
+) (*Nodes, error) {
 	client, err := api.REST(corev1.SchemeGroupVersion, corev1.AddToScheme)
 	if err != nil {
 		return nil, err
 	}
-	return &Nodes{api: api, client: client, to: handler{names: n, notes: o, ranges: r}, log: l}, nil
+	return &Nodes{api: api, client: client, to: handler{names: n, notes: o, ranges: r, addresses: a}, log: l}, nil
 }
 
 // Run follows the Nodes until ctx ends; it then returns nil.
@@ -98,6 +113,7 @@ func (c *NodeCheck) Exists(ctx context.Context, name string) (bool, error) {
 type node struct {
 	uid, addresses string
 	podCIDRs       []string
+	parsed         lbipam.Node
 }
 
 // trim implements kube.Kind.Trim.
@@ -107,31 +123,45 @@ func trim(o runtime.Object) node {
 	if len(kept.podCIDRs) == 0 && n.Spec.PodCIDR != "" {
 		kept.podCIDRs = []string{n.Spec.PodCIDR}
 	}
+	for _, a := range n.Status.Addresses {
+		if parsed, err := netip.ParseAddr(a.Address); err == nil { // otherwise it is a name
+			kept.parsed.Addresses = append(kept.parsed.Addresses, parsed)
+		}
+	}
+	for _, text := range kept.podCIDRs {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			kept.parsed.Pods = append(kept.parsed.Pods, p)
+		}
+	}
 	return kept
 }
 
 // handler implements kube.Handler.
 type handler struct {
-	names  NodeNames
-	notes  NodeNotes
-	ranges NodeRanges
+	names     NodeNames
+	notes     NodeNotes
+	ranges    NodeRanges
+	addresses NodeAddresses
 }
 
 func (h handler) Upsert(name types.NamespacedName, n node) {
 	h.names.Upsert(name.Name)
 	h.notes.Upsert(name.Name, n.uid, n.addresses)
 	h.ranges.Upsert(name.Name, n.podCIDRs)
+	h.addresses.UpsertNode(name.Name, n.parsed)
 }
 
 func (h handler) Delete(name types.NamespacedName) {
 	h.names.Delete(name.Name)
 	h.notes.Delete(name.Name)
 	h.ranges.Delete(name.Name)
+	h.addresses.DeleteNode(name.Name)
 }
 
 func (h handler) Complete() {
 	h.names.Complete()
 	h.ranges.Complete()
+	h.addresses.SetListed(lbipam.Nodes, true)
 }
 
 func (h handler) Failed(err error) {

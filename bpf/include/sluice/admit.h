@@ -84,10 +84,30 @@ static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
 }
 
 /*
+ * Whether a segment without an entry is an answer to the proxy: the policy redirects a connection
+ * of the receiver to the sender. The segment must not reach the receiver, whose socket has other
+ * sequence numbers. So it tells the sender nothing about the receiver's ports either: the proxy
+ * resets it, unless it has the connection. Returns 1 and leaves the sides of that connection in
+ * the packet, or 0.
+ */
+__noinline int answers_proxy(struct sl_packet *p)
+{
+	if (!p || p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST || !has_namespace())
+		return 0;
+	p->reply = 1;
+	if (!evaluate_sides(p, SL_BOTH_SIDES) && p->egress.redirects == SL_REDIRECTS_TO_PROXY)
+		return 1;
+	p->reply = 0;
+	__builtin_memset(&p->egress, 0, sizeof(p->egress));
+	__builtin_memset(&p->ingress, 0, sizeof(p->ingress));
+	return 0;
+}
+
+/*
  * Picks up a TCP connection in mid-stream after its entry was evicted. The segment is evaluated in
  * its own direction. If only the reverse direction is allowed, the segment is dropped: otherwise
  * any segment but a SYN could be used to scan a port that policy closes. So a server whose client
- * is silent cannot send until the client does.
+ * is silent cannot send until the client does, unless a proxy has the connection.
  *
  * If both directions are allowed, the initiator is unknown. The entry records that, and the
  * connection lives as long as both directions stay allowed. *flags receives the flags of the
@@ -100,6 +120,11 @@ static __always_inline enum sl_reason pick_up(struct sl_packet *p, __u32 *flags)
 
 	if (!may_pick_up(p->src_slot) || !may_pick_up(p->dst_slot))
 		return SL_REASON_CONNECTION_INVALID;
+	if (answers_proxy(p)) {
+		/* the answer alone does not establish it: its source may be forged */
+		*flags = SL_CT_SEEN_REPLY;
+		return SL_CONTINUE;
+	}
 	reason = evaluate_sides(p, SL_BOTH_SIDES);
 	if (reason)
 		return reason;

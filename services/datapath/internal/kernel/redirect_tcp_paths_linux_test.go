@@ -247,7 +247,7 @@ func speakServer(t *testing.T, ns netns.NsHandle, at netip.AddrPort) <-chan net.
 }
 
 // TestEvictedEntryEndsNoIdleProxiedConnection: the entry of an idle connection is evicted from the map, or flushed. The
-// connection goes on when the client speaks, and after a flush when the server does.
+// connection goes on, whichever end speaks first.
 func TestEvictedEntryEndsNoIdleProxiedConnection(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	client := f.a.pod
@@ -270,19 +270,10 @@ func TestEvictedEntryEndsNoIdleProxiedConnection(t *testing.T) {
 				}
 			},
 			"evicted": func() {
-				tuple := conntrack.Tuple{
-					Protocol: unix.IPPROTO_TCP, Initiator: conn.LocalAddr().(*net.TCPAddr).AddrPort(), Responder: server,
-				}
-				m, key := f.a.k.Connections.Map(tuple)
-				var v bpf.MapsSlCt
-				must(t, "find the entry", m.Lookup(key, &v))
-				must(t, "evict the entry", m.Delete(key))
+				f.a.evict(t, conn.LocalAddr().(*net.TCPAddr).AddrPort(), server)
 			},
 		} {
 			for _, first := range []string{"client", "server"} {
-				if what == "evicted" && first == "server" {
-					continue // without a record, the segment begins a connection of the server
-				}
 				t.Run(fmt.Sprintf("%s, %s, %s first", addr, what, first), func(t *testing.T) {
 					remove()
 					from, to := conn, behind
@@ -302,4 +293,58 @@ func TestEvictedEntryEndsNoIdleProxiedConnection(t *testing.T) {
 			t.Errorf("the proxy has accepted %v, want one connection", all)
 		}
 	}
+}
+
+// TestEvictedEntryWhereverTheServerIs: the server of an idle connection speaks first after an eviction. Its segment
+// reaches the proxy from each place, also if the policy of the client lets nobody in.
+func TestEvictedEntryWhereverTheServerIs(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		client := f.a.pod
+		near := f.a.newPod(t, 20)
+		putNames(t, f.a.k)
+		newRelay(t, f.a.k, f.a.ns)
+		setPolicy(t, f.a.k, client.Slot, endpointmap.Policy{Egress: namesOf7, Ingress: nodetable.Deny})
+		for i, addr := range client.Addrs() {
+			f.routeFromOutside(t, addr, f.a)
+			for _, c := range []struct {
+				what string
+				ns   netns.NsHandle
+				at   netip.Addr
+			}{
+				{"a pod of this node", near.ns, near.Addrs()[i]},
+				{"a pod of another node", f.b.pod.ns, f.b.pod.Addrs()[i]},
+				{"outside", f.outsider, f.outsideAddrs()[i]},
+				{"the host", f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[i]},
+			} {
+				t.Run(c.what+" "+addr.String(), func(t *testing.T) {
+					server := netip.AddrPortFrom(c.at, dnsPort)
+					accepted := speakServer(t, c.ns, server)
+					conn, err := dialPod(t, client, server)
+					must(t, "connect", err)
+					_, err = conn.Write([]byte("hello"))
+					must(t, "send", err)
+					behind := <-accepted
+					wantText(t, behind, "hello")
+					f.a.evict(t, conn.LocalAddr().(*net.TCPAddr).AddrPort(), server)
+					before := f.a.counters(t)
+					_, err = behind.Write([]byte("answer"))
+					must(t, "answer", err)
+					wantText(t, conn, "answer")
+					_, err = conn.Write([]byte("again"))
+					must(t, "send", err)
+					wantText(t, behind, "again")
+					wantNoDrops(t, "a", f.a.gained(t, before))
+				})
+			}
+		}
+	})
+}
+
+// evict deletes the entry of a TCP connection, as the kernel does when the map is full.
+func (n *fabricNode) evict(t *testing.T, from, to netip.AddrPort) {
+	t.Helper()
+	m, key := n.k.Connections.Map(conntrack.Tuple{Protocol: unix.IPPROTO_TCP, Initiator: from, Responder: to})
+	var v bpf.MapsSlCt
+	must(t, "find the entry", m.Lookup(key, &v))
+	must(t, "evict the entry", m.Delete(key))
 }

@@ -509,3 +509,103 @@ func TestKernelUDPFlowOfAHostPortFollowsItsPod(t *testing.T) {
 		t.Errorf("with no pod at the port: %d bytes, %v, want connection refused", n, err)
 	}
 }
+
+// TestKernelFlowOfAFormerHostPortReachesNobodyElse keeps UDP flows open to two host ports of a pod, by each address of
+// the node. A pod with the address of the former one gets one of the ports. Its flows go on with the new pod, and
+// answers have the address that was asked. Flows to the other port do not reach it, although entries led to its address.
+func TestKernelFlowOfAFormerHostPortReachesNobodyElse(t *testing.T) {
+	w := newServiceWorld(t)
+	kept, lost := hostPort(netip.Addr{}, 8053, workload.UDP, 53), hostPort(netip.Addr{}, 8054, workload.UDP, 54)
+	plain := w.podWith("plain", func(s *endpoint.Spec) { s.LeaveSockets = true })
+	led := w.pod("led")
+	first := w.podWithPorts("first", kept, lost)
+	addrs := first.spec.Addrs
+	w.attachedSockets()
+	receive := func(p *pod) map[string]net.PacketConn {
+		t.Helper()
+		all := map[string]net.PacketConn{}
+		for _, a := range addrs {
+			for _, port := range []uint16{53, 54} {
+				at := netip.AddrPortFrom(a, port)
+				all[at.String()] = p.listen("udp", at.String()).(net.PacketConn)
+			}
+		}
+		return all
+	}
+	type flow struct {
+		what string
+		net.Conn
+		at string // of the socket in the pod
+	}
+	var flows []flow
+	for name, from := range map[string]*netns.Namespace{"sockets": led.ns, "packets": plain.ns, "node": w.home} {
+		for _, to := range []netip.Addr{w.node.Ranges.NodeAddrs()[0], uplink4, uplink6} {
+			for i, port := range []uint16{8053, 8054} {
+				at := netip.AddrPortFrom(addrs[0], uint16(53+i))
+				if to.Is6() {
+					at = netip.AddrPortFrom(addrs[1], uint16(53+i))
+				}
+				node := netip.AddrPortFrom(to, port)
+				flows = append(flows, flow{fmt.Sprintf("%s to %v", name, node), w.dial(from, "udp", node), at.String()})
+			}
+		}
+	}
+	exchange := func(when string, f flow, to net.PacketConn) {
+		t.Helper()
+		text, b := when+" "+f.what, make([]byte, 128)
+		if _, err := f.Write([]byte(text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+			return
+		}
+		_ = to.SetReadDeadline(time.Now().Add(patience))
+		n, from, err := to.ReadFrom(b)
+		if err != nil || string(b[:n]) != text {
+			t.Errorf("%s: the pod receives %q, %v", text, b[:n], err)
+			return
+		}
+		if _, err := to.WriteTo(b[:n], from); err != nil {
+			t.Errorf("%s: answer: %v", text, err)
+		}
+		_ = f.SetReadDeadline(time.Now().Add(patience))
+		if n, err := f.Read(b); err != nil || string(b[:n]) != text {
+			t.Errorf("%s: the client receives %q, %v", text, b[:n], err)
+		}
+	}
+	former := receive(first)
+	for _, f := range flows {
+		exchange("first", f, former[f.at])
+	}
+	for _, c := range former {
+		c.Close()
+	}
+	w.del(first)
+	second := w.podWith("second", func(s *endpoint.Spec) {
+		s.Addrs, s.PortMappings = addrs, []endpoint.PortMapping{kept}
+	})
+	latter := receive(second)
+	for _, f := range flows {
+		if strings.HasSuffix(f.at, ":54") {
+			_, _ = f.Write([]byte(f.what)) // a socket that was ended returns an error
+		} else if !strings.HasPrefix(f.what, "packets") {
+			_, _ = f.Write([]byte(f.what)) // likewise
+		}
+	}
+	for at, c := range latter {
+		if !strings.HasSuffix(at, ":54") {
+			continue
+		}
+		_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		b := make([]byte, 128)
+		if n, _, err := c.ReadFrom(b); err == nil {
+			t.Errorf("the new pod receives %q at %s, which has no host port", b[:n], at)
+		}
+	}
+	for _, f := range flows {
+		if strings.HasPrefix(f.what, "packets") && strings.HasSuffix(f.at, ":53") {
+			exchange("second", f, latter[f.at])
+		}
+	}
+	for _, c := range latter {
+		c.Close()
+	}
+}

@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpointmap"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/proxymap"
@@ -285,4 +286,32 @@ func TestOnePodFillsNoQueueOfAnother(t *testing.T) {
 			t.Errorf("round %d: %d further packets entered the queue", round, n)
 		}
 	}
+}
+
+// TestKernelForgedAnswersOfAServerReachNoPod: a server that a pod may ask sends segments from its port, in no
+// connection, to 1,024 ports of the pod. Neither they nor further ones reach the pod, whatever its policy for
+// incoming connections. Segments from other ports, and those that begin a connection, do not go to the proxy.
+func TestKernelForgedAnswersOfAServerReachNoPod(t *testing.T) {
+	bothFamilies(t, func(t *testing.T, v6 bool) {
+		th := newRedirects(t, v6, namesOf7)
+		must(t, "Set", th.k.Proxies.Set(proxymap.DNSNamespace, proxymap.Proxy{Device: otherDevice, Attached: true}))
+		for _, ingress := range []nodetable.ID{nodetable.Allow, nodetable.Deny} {
+			setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: namesOf7, Ingress: ingress})
+			begin := uint16(ingress) << 10
+			for port := begin + 2000; port < begin+2512; port++ {
+				th.expect(t, say("b", "a", segment(dnsPort, port, flagACK), event.ForwardedToProxy))
+				th.expect(t, say("b", "a", segment(dnsPort, port, flagACK), event.ForwardedToProxy))
+			}
+		}
+		for _, c := range th.connections(t) {
+			if c.Flags&conntrack.Proxied == 0 || c.Flags&conntrack.Established != 0 {
+				t.Fatalf("%+v: want a proxied connection that is not established", c)
+			}
+		}
+		setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: namesOf7, Ingress: nodetable.Allow})
+		th.expect(t, say("b", "a", segment(dnsPort, 1000, flagSYN), event.ForwardedToPod))
+		th.expect(t, say("b", "a", segment(dnsPort+1, 1001, flagACK), event.ForwardedOutside)) // by the stack
+		setPolicy(t, th.k, th.pods["a"].Slot, endpointmap.Policy{Egress: nodetable.Deny, Ingress: nodetable.Deny})
+		th.expect(t, say("b", "a", segment(dnsPort, 1002, flagACK), event.PolicyDenied).on(event.Ingress))
+	})
 }

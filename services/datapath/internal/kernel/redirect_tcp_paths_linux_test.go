@@ -296,7 +296,8 @@ func TestEvictedEntryEndsNoIdleProxiedConnection(t *testing.T) {
 }
 
 // TestEvictedEntryWhereverTheServerIs: the server of an idle connection speaks first after an eviction. Its segment
-// reaches the proxy from each place, also if the policy of the client lets nobody in.
+// reaches the proxy from each place, also if the policy of the client denies
+// incoming connections.
 func TestEvictedEntryWhereverTheServerIs(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		client := f.a.pod

@@ -92,7 +92,7 @@ func (r *historian) follow(ctx context.Context, hub *watch.Hub[workload.Owner, e
 			if listed != nil {
 				listed[e.Key] = struct{}{}
 			}
-			if r.complete && !proto.Equal(previous, now) {
+			if r.complete && changed(previous, now) {
 				r.to.add(previous, now)
 			}
 		case e.Kind == watch.Delete:
@@ -106,6 +106,12 @@ func (r *historian) follow(ctx context.Context, hub *watch.Hub[workload.Owner, e
 			r.complete, listed = true, nil
 		}
 	}
+}
+
+// changed says whether the endpoints differ. A change of policy differs in its epoch, and may concern each endpoint of
+// the node, so the comparison of all fields is left to the other changes.
+func changed(previous, now *datapathv1.Endpoint) bool {
+	return previous.GetPolicy().GetEpoch() != now.GetPolicy().GetEpoch() || !proto.Equal(previous, now)
 }
 
 func (r *historian) forget(owner workload.Owner) {

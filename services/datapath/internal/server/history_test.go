@@ -64,6 +64,32 @@ func TestHistoryHasTheChangesSinceTheStart(t *testing.T) {
 	})
 }
 
+func TestHistoryTellsWhatChanged(t *testing.T) {
+	of := func(mtu, epoch uint32) *datapathv1.Endpoint {
+		e := &datapathv1.Endpoint{Mtu: mtu}
+		if epoch != 0 {
+			e.Policy = &datapathv1.EndpointPolicy{Epoch: epoch}
+		}
+		return e
+	}
+	for _, c := range []struct {
+		name          string
+		previous, now *datapathv1.Endpoint
+		want          bool
+	}{
+		{"the first", nil, of(1500, 0), true},
+		{"no policy, no change", of(1500, 0), of(1500, 0), false},
+		{"no change", of(1500, 1), of(1500, 1), false},
+		{"the first policy", of(1500, 0), of(1500, 1), true},
+		{"the policy", of(1500, 1), of(1500, 2), true},
+		{"something else", of(1500, 1), of(1400, 1), true},
+	} {
+		if got := changed(c.previous, c.now); got != c.want {
+			t.Errorf("%s: changed is %t, want %t", c.name, got, c.want)
+		}
+	}
+}
+
 func TestHistoryForgetsTheOldestChanges(t *testing.T) {
 	var h history
 	for i := range uint32(historyLimit + 10) {

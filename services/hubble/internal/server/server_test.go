@@ -320,7 +320,7 @@ func TestFollowerGetsALossWithoutAFurtherFlow(t *testing.T) {
 // the time from which it is complete.
 func TestAnswerSaysFromWhenOnItIsComplete(t *testing.T) {
 	b := newBench(t, history.MinBytes)
-	for i := range 60_000 {
+	for i := range 30_000 {
 		b.add(i, 300)
 	}
 	b.h.Flush()
@@ -334,7 +334,7 @@ func TestAnswerSaysFromWhenOnItIsComplete(t *testing.T) {
 		!first.GetTime().AsTime().Equal(l.GetLast().AsTime().Add(time.Second)) {
 		t.Errorf("the answer begins with %v, and then %v", l, first)
 	}
-	if s, err := b.ask(&observer.GetFlowsRequest{Since: at(59_990)}, 0); err != nil || len(s.got) != 10 {
+	if s, err := b.ask(&observer.GetFlowsRequest{Since: at(29_990)}, 0); err != nil || len(s.got) != 10 {
 		t.Errorf("the last ten: %q, %v", s.texts(), err)
 	}
 }

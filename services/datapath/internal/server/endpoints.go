@@ -5,6 +5,7 @@ package server
 
 import (
 	"context"
+	"reflect"
 
 	"google.golang.org/grpc"
 
@@ -120,7 +121,14 @@ func (s *Server) ListEndpoints(
 func (s *Server) WatchEndpoints(
 	r *datapathv1.WatchEndpointsRequest, stream grpc.ServerStreamingServer[datapathv1.WatchEndpointsResponse],
 ) error {
+	var sent withoutPolicy
+	if r.GetWithoutPolicy() {
+		sent = make(withoutPolicy)
+	}
 	send := func(e watch.Event[workload.Owner, endpoint.Endpoint]) error {
+		if sent != nil && !sent.changes(&e) {
+			return nil
+		}
 		m := &datapathv1.WatchEndpointsResponse{ResumeToken: e.Token}
 		switch e.Kind {
 		case watch.Upsert:
@@ -134,6 +142,24 @@ func (s *Server) WatchEndpoints(
 		return stream.Send(m)
 	}
 	return watch.Serve(stream.Context(), s.endpoints.Report.Hub(), r.GetResumeToken(), send)
+}
+
+// withoutPolicy contains the endpoints that a watch without policy has sent.
+type withoutPolicy map[workload.Owner]endpoint.Endpoint
+
+// changes removes the policy from an event, and reports whether the event changes what was sent.
+func (w withoutPolicy) changes(e *watch.Event[workload.Owner, endpoint.Endpoint]) bool {
+	switch e.Kind {
+	case watch.Upsert:
+		e.Value.Policy = endpoint.Policy{}
+		if last, ok := w[e.Key]; ok && reflect.DeepEqual(last, e.Value) {
+			return false
+		}
+		w[e.Key] = e.Value
+	case watch.Delete:
+		delete(w, e.Key)
+	}
+	return true
 }
 
 // ReclaimEndpoints implements the API.

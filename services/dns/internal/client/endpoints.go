@@ -68,7 +68,7 @@ func (e *Endpoints) Watch(
 	ctx context.Context, token []byte,
 ) iter.Seq2[watch.Event[workload.Owner, pods.Endpoint], error] {
 	return watch.Receive(func() (grpc.ServerStreamingClient[datapathv1.WatchEndpointsResponse], error) {
-		return e.client.WatchEndpoints(ctx, &datapathv1.WatchEndpointsRequest{ResumeToken: token})
+		return e.client.WatchEndpoints(ctx, &datapathv1.WatchEndpointsRequest{ResumeToken: token, WithoutPolicy: true})
 	}, e.endpointOf)
 }
 

@@ -2784,7 +2784,10 @@ func (x *ListEndpointEventsResponse) GetPrevious() *Endpoint {
 type WatchEndpointsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Token of the last message seen; empty for everything.
-	ResumeToken   []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	ResumeToken []byte `protobuf:"bytes,1,opt,name=resume_token,json=resumeToken,proto3" json:"resume_token,omitempty"`
+	// Endpoints are sent without their field policy, and not again when only this field has changed. A change of policy
+	// changes the field of many endpoints. Servers that do not know this field send all changes.
+	WithoutPolicy bool `protobuf:"varint,2,opt,name=without_policy,json=withoutPolicy,proto3" json:"without_policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2824,6 +2827,13 @@ func (x *WatchEndpointsRequest) GetResumeToken() []byte {
 		return x.ResumeToken
 	}
 	return nil
+}
+
+func (x *WatchEndpointsRequest) GetWithoutPolicy() bool {
+	if x != nil {
+		return x.WithoutPolicy
+	}
+	return false
 }
 
 // WatchEndpointsResponse is one event of the watch.
@@ -5531,9 +5541,10 @@ const file_sluice_datapath_v1_datapath_proto_rawDesc = "" +
 	"\x1aListEndpointEventsResponse\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x128\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bendpoint\x128\n" +
-	"\bprevious\x18\x03 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bprevious\"C\n" +
+	"\bprevious\x18\x03 \x01(\v2\x1c.sluice.datapath.v1.EndpointR\bprevious\"j\n" +
 	"\x15WatchEndpointsRequest\x12*\n" +
-	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\"\xed\x01\n" +
+	"\fresume_token\x18\x01 \x01(\fB\a\xbaH\x04z\x02\x18@R\vresumeToken\x12%\n" +
+	"\x0ewithout_policy\x18\x02 \x01(\bR\rwithoutPolicy\"\xed\x01\n" +
 	"\x16WatchEndpointsResponse\x12!\n" +
 	"\fresume_token\x18\x01 \x01(\fR\vresumeToken\x126\n" +
 	"\x06upsert\x18\x02 \x01(\v2\x1c.sluice.datapath.v1.EndpointH\x00R\x06upsert\x123\n" +

@@ -245,7 +245,7 @@ func (a *Allocator) plan() {
 }
 
 // owners returns State.Owner. Called with mu held.
-func (a *Allocator) owners() func(netip.Addr) string {
+func (a *Allocator) owners() func(netip.Addr) (owner string, last netip.Addr) {
 	exact := make(map[netip.Addr]string)
 	var pods []podRange
 	for name, n := range a.nodes {
@@ -261,16 +261,16 @@ func (a *Allocator) owners() func(netip.Addr) string {
 			exact[addr] = "Service " + k.Namespace + "/" + k.Name + " in the cluster"
 		}
 	}
-	return func(addr netip.Addr) string {
+	return func(addr netip.Addr) (owner string, end netip.Addr) {
 		if owner := exact[addr]; owner != "" {
-			return owner
+			return owner, addr
 		}
 		for _, r := range pods {
 			if r.Contains(addr) {
-				return "pods on node " + r.node
+				return "pods on node " + r.node, last(r.Prefix)
 			}
 		}
-		return ""
+		return "", addr
 	}
 }
 

@@ -130,8 +130,9 @@ type State struct {
 	// Held are the addresses that were assigned since the process was elected. They are preferred to the status of a
 	// Service, which may be older.
 	Held map[Key][]netip.Addr
-	// Owner returns the owner of an address in the cluster, such as "node n1"; empty: none.
-	Owner func(netip.Addr) string
+	// Owner returns the owner of an address in the cluster, such as "node n1", and the last address of the range that
+	// belongs to this owner. An empty name means none.
+	Owner func(netip.Addr) (owner string, last netip.Addr)
 }
 
 // Grant is the answer to a Service.
@@ -232,6 +233,11 @@ func (p *plan) occupy(s *Service, addresses ...netip.Addr) {
 
 // maxShared limits the addresses of one sharing key that are examined for a Service, because everybody may use a key.
 const maxShared = 256
+
+func (p *plan) owner(a netip.Addr) string {
+	owner, _ := p.Owner(a)
+	return owner
+}
 
 // pool returns the oldest pool that contains an address.
 func (p *plan) pool(a netip.Addr) *Pool {
@@ -365,8 +371,8 @@ func (p *plan) request(s *Service) {
 			fail(ReasonSelectorMismatch, "%s belongs to pool %s, which does not select the Service", a, pool.Name)
 		case p.closed(pool) != "":
 			fail(ReasonPoolDisabled, "%s: %s", a, p.closed(pool))
-		case p.Owner(a) != "":
-			fail(ReasonInUse, "%s is the address of %s", a, p.Owner(a))
+		case p.owner(a) != "":
+			fail(ReasonInUse, "%s is the address of %s", a, p.owner(a))
 		case p.taken(s, a) != "":
 			fail(ReasonAlreadyAllocated, "%s", p.taken(s, a))
 		default:
@@ -471,12 +477,17 @@ func (p *plan) free(r Range) (netip.Addr, bool) {
 		a = r.First
 	}
 	for ; r.contains(a); a = a.Next() {
-		if len(p.holders[a]) == 0 && p.Owner(a) == "" {
+		if len(p.holders[a]) > 0 {
+			continue
+		}
+		owner, last := p.Owner(a)
+		if owner == "" {
 			p.next[r] = a
 			return a, true
 		}
+		a = last // a range of pods may have 2^64 addresses
 	}
-	p.next[r] = a
+	p.next[r] = a // possibly beyond the range, or invalid after the last address of the family
 	return netip.Addr{}, false
 }
 

@@ -70,11 +70,13 @@ func sharing(key string, with ...string) func(*Service) {
 
 func port(n int32) func(*Service) { return func(s *Service) { s.Ports = []Port{{"TCP", n}} } }
 
+func v6(s *Service) { s.Bits = []int{128} }
+
 func dual(f Families) func(*Service) {
 	return func(s *Service) { s.Bits, s.Families = []int{32, 128}, f }
 }
 
-func nobody(netip.Addr) string { return "" }
+func nobody(a netip.Addr) (string, netip.Addr) { return "", a }
 
 func TestServicesGetAddresses(t *testing.T) {
 	foreign := func(s *Service) { s.Ingress = []netip.Addr{netip.MustParseAddr("203.0.113.9")} }
@@ -209,6 +211,18 @@ func TestServicesGetAddresses(t *testing.T) {
 			[]*Service{newService("a/x", 1), newService("a/y", 2, requests("198.18.0.1"))},
 			[]string{"a/x=198.18.0.2 satisfied", "a/y= address_in_use"},
 		},
+		{
+			"a range of pods",
+			[]*Pool{newPool(t, "p", 0, "2001:db8:1::/64"), newPool(t, "q", 1, "2001:db8:2::/128")},
+			[]*Service{newService("a/x", 1, v6), newService("a/y", 2, v6, requests("2001:db8:1::1"))},
+			[]string{"a/x=2001:db8:1:0:8000:: satisfied", "a/y= address_in_use"},
+		},
+		{
+			"nothing but pods",
+			[]*Pool{newPool(t, "p", 0, "2001:db8:1::/66")},
+			[]*Service{newService("a/x", 1, v6)},
+			[]string{"a/x= out_of_ips"},
+		},
 		{"a shared address", []*Pool{newPool(t, "p", 0, "192.0.2.0/30")}, []*Service{
 			newService("a/v", 1, sharing("k"), port(80)), newService("a/w", 2, sharing("k"), port(443)),
 			newService("a/x", 3, sharing("k"), port(80)), newService("a/y", 4, sharing("other"), port(1)),
@@ -246,11 +260,15 @@ func TestServicesGetAddresses(t *testing.T) {
 		}, []string{"a/x= invalid_request"}},
 	} {
 		t.Run(strings.ReplaceAll(tt.name, " ", "_"), func(t *testing.T) {
-			owner := func(a netip.Addr) string {
-				if a == netip.MustParseAddr("198.18.0.1") {
-					return "node n1"
+			owner := func(a netip.Addr) (string, netip.Addr) {
+				pods := netip.MustParsePrefix("2001:db8:1::/65")
+				switch {
+				case a == netip.MustParseAddr("198.18.0.1"):
+					return "node n1", a
+				case pods.Contains(a):
+					return "pods on node n1", last(pods)
 				}
-				return ""
+				return "", a
 			}
 			grants, _ := Plan(State{Pools: tt.pools, Services: tt.services, DefaultClass: true, Owner: owner})
 			var got []string

@@ -160,8 +160,8 @@ func (s *store[V]) follow(ctx context.Context, lw *cache.ListWatch) {
 			s.broken()
 			begin := time.Now()
 			w, err := lw.WatchWithContext(ctx, o)
-			// A server answers a watch with initial events before it sends any; a server without this feature rejects
-			// the request, and the kind is listed.
+			// A server that supports initial events accepts the watch before it sends the first of them. A server
+			// without this feature rejects the request, and the kind is listed.
 			if o.SendInitialEvents == nil || err != nil && !apierrors.IsInvalid(err) {
 				s.note(ctx, "watch", err)
 			}

@@ -233,8 +233,8 @@ func (n *routed) pathTo(device string, via string) {
 }
 
 // TestKernelDirectPathFollowsTheRoute changes the device, the next hop, the neighbour and the address by which a node
-// is reached. An open connection continues past the tunnel device. While the process is down, the kernel follows a
-// change after a few seconds, and the connection continues as well.
+// is reached. An open connection continues, and still bypasses the tunnel device. While the process is down, the kernel
+// follows a change after a few seconds, and the connection continues as well.
 func TestKernelDirectPathFollowsTheRoute(t *testing.T) {
 	a, b := newPair(t, RoutingConfig{Mode: "overlay", Shortcut: shortcutAuto}, "4", "6")
 	for _, n := range []*routed{a, b} {

@@ -171,9 +171,10 @@ func (b *bench) changes(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, b.releaseIdentities(context.WithoutCancel(ctx), peers)) }()
 
 	fmt.Fprintf(b.out,
-		"From the call of UpsertPolicies until its response (compiled, on stable storage), and until "+
-			"WaitForRevision returns: enforced by the kernel for every endpoint, each of which is a subject of its "+
-			"own. %d changes each; after each of them two packets prove the old port closed and the new one open.\n\n",
+		"Stored: UpsertPolicies has returned (the policy is compiled and on stable storage). Enforced: "+
+			"WaitForRevision has returned (the kernel enforces it for every endpoint). Each endpoint is a separate "+
+			"subject. %d changes each. After each change, two packets prove that the old port is closed and the new "+
+			"one is open.\n\n",
 		b.sizes.changes)
 	fmt.Fprintln(b.out, "| what changes | endpoints | stored p50 | enforced p50 | p99 | worst | maps |")
 	fmt.Fprintln(b.out, "|---|---|---|---|---|---|---|")

@@ -409,7 +409,7 @@ func (a *arena) inTunnels(name string, outer, at netip.Addr, sender int) (shots 
 					func(payload []byte) []byte {
 						inner := datagram(netip.AddrPortFrom(from.address, 4000), netip.AddrPortFrom(to.address, 7000), payload)
 						packet := datagram(netip.AddrPortFrom(outer, 40000), netip.AddrPortFrom(at, tunnelPort), a.tunnelled(vni, inner))
-						if at.Is4() { // like the packets of nodes: only such packets are taken out past the tunnel device
+						if at.Is4() { // as nodes send: only such packets are decapsulated without the tunnel device
 							packet[20+6], packet[20+7] = 0, 0
 						}
 						return packet

@@ -85,8 +85,8 @@ func (r *renter) blocks(ctx context.Context) (ranges []string, err error) {
 	return ranges, err
 }
 
-// agreed waits until every node's view of the renter's node equals ipam's file, until the file has this number of
-// blocks, and until no block belongs to two nodes.
+// agreed waits until ipam's file has this number of blocks, every node lists exactly these blocks for the renter's
+// node, and no block belongs to two nodes.
 func (c *testCluster) agreed(t *testing.T, r *renter, blocks int) {
 	t.Helper()
 	servicetest.EventuallyNil(t, fmt.Sprintf("%d blocks of %s", blocks, r.node.Name()), func() error {

@@ -83,7 +83,7 @@ func up(ctx context.Context, args []string) error {
 	o := cluster.Options{Detached: true}
 	f := flag.NewFlagSet("up", flag.ContinueOnError)
 	f.IntVar(&o.Nodes, "nodes", 1, "how many nodes")
-	f.StringVar(&o.Containerd, "containerd", "", "the daemon's program; Debian's if it is empty")
+	f.StringVar(&o.Containerd, "containerd", "", "path of the containerd binary; empty: Debian's")
 	f.BoolVar(&o.NoCNI, "no-cni", false, "leave the nodes without a network, for one that is deployed later")
 	f.Func("image", "an OCI archive that every node imports; may be given several times", func(file string) error {
 		o.Images = append(o.Images, file)

@@ -265,10 +265,10 @@ struct sl_node {
 _Static_assert(sizeof(struct sl_node) == 64, "one cache line");
 
 /*
- * Value of sl_direct, at the node ID of another node: the path of tunnel packets to the node that
- * the programs encapsulate and decapsulate themselves, past the tunnel device. One aligned 64-bit
- * store writes the uplink and, << 32, the IPv4 address of the next hop; 0: packets go through the
- * tunnel device. The local address is written before that store.
+ * Value of sl_direct, at the node ID of another node: the path of tunnel packets that the programs
+ * encapsulate and decapsulate themselves, without the tunnel device. One aligned 64-bit store
+ * writes the uplink and, << 32, the IPv4 address of the next hop; 0: packets go through the tunnel
+ * device. The local address is written before that store.
  *
  * Element 0 is the local node. Its hop is the time until which the other elements are valid,
  * CLOCK_MONOTONIC in ns. The datapath extends this time while it follows the kernel's routes. Its

@@ -141,8 +141,8 @@ static __always_inline bool may_be_answer(const struct sl_packet *p)
 	return SL_FROM_OUTSIDE || slot_of_address(p->dst, p->family) == SL_SLOT_HOST;
 }
 
-/* Whether a packet to a frontend without a known translation is an answer to a connection of the
- * node.
+/* Whether a packet to a frontend, for which no translation is known, is an answer to a connection
+ * of the node.
  */
 static __always_inline bool is_answer(struct __sk_buff *skb, const struct sl_packet *p)
 {

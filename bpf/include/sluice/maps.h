@@ -88,7 +88,7 @@ struct {
 	__type(value, struct sl_node);
 } sl_node SEC(".maps");
 
-/* node ID -> how the node is reached past the tunnel device */
+/* node ID -> path of tunnel packets that bypass the tunnel device */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

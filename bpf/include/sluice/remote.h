@@ -172,7 +172,7 @@ static __always_inline long send_by_routes(struct __sk_buff *skb, const struct s
 	return bpf_redirect_neigh(fib.ifindex, &hop, sizeof(hop), 0);
 }
 
-/* Sends a pod's packet in a tunnel, past the tunnel device if that is possible. */
+/* Sends a pod's packet in a tunnel, without the tunnel device if possible. */
 static __always_inline enum sl_reason send_in_tunnel(struct __sk_buff *skb, struct sl_packet *p,
 						     __u64 way)
 {

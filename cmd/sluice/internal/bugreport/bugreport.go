@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package bugreport writes an archive for the analysis of a fault of one node. It contains answers, logs and metrics of
-// the services, and the state of the kernel. It changes nothing. Every step has a timeout, because a service may hang.
+// Package bugreport writes an archive of diagnostics of one node. It contains answers, logs and metrics of the
+// services, and the state of the kernel. It changes nothing. Every step has a timeout, because a service may hang.
 package bugreport
 
 import (
@@ -47,12 +47,12 @@ func command(inv *invocation.Invocation, fileLimit, answerLimit int) *cobra.Comm
 	r := &report{inv: inv, fileLimit: fileLimit, answerLimit: answerLimit, grace: grace}
 	cmd := &cobra.Command{
 		Use:   "bugreport",
-		Short: "Collect information for the analysis of a fault of this node in an archive",
-		Long: `Collect information for the analysis of a fault of this node in an archive: the answers of
-the services as JSON, their settings, metrics and logs, policies with their manifests,
-stored events, and the state of network, processes, kernel and mounts. Passwords,
-tokens, keys and users in URLs are replaced, and no environment variables or key files are
-read. Check the archive before you share it.
+		Short: "Collect diagnostics of this node into an archive",
+		Long: `Collect diagnostics of this node into an archive: the answers of the services
+as JSON, their settings, metrics and logs, policies with their manifests, stored events,
+and the state of network, processes, kernel and mounts. Passwords, tokens, keys and users
+in URLs are replaced, and no environment variables or key files are read. Check the
+archive before you share it.
 
 If a service does not answer within --timeout, its parts are missing in the archive.
 Standard error and manifest.json in the archive list missing parts with the reason. Missing

@@ -177,11 +177,11 @@ var settings = []setting{
 	{"enable-local-redirect-policy", "localRedirectPolicy", lacks("no local redirect: traffic goes to the Service")},
 	{"", "localRedirectPolicies.enabled", lacks("no local redirect: traffic goes to the Service")},
 	{"enable-bgp-control-plane", "bgpControlPlane.enabled", lacks(
-		"no BGP: another speaker announces pod ranges and Services")},
+		"no BGP: use another BGP speaker for pod ranges and Services")},
 	{"enable-l2-announcements", "l2announcements.enabled", lacks(
-		"no L2 announcements: another controller, such as MetalLB")},
-	{"enable-gateway-api", "gatewayAPI.enabled", lacks("no Gateway API: a controller in pods")},
-	{"enable-ingress-controller", "ingressController.enabled", lacks("no Ingress: a controller in pods")},
+		"no L2 announcements: use another controller, such as MetalLB")},
+	{"enable-gateway-api", "gatewayAPI.enabled", lacks("no Gateway API: run a gateway controller in pods")},
+	{"enable-ingress-controller", "ingressController.enabled", lacks("no Ingress: run an ingress controller in pods")},
 	{"enable-envoy-config", "envoyConfig.enabled", lacks("no CiliumEnvoyConfig")},
 	{"mesh-auth-enabled", "authentication.enabled", func(r *report, from, value string) {
 		if on(value) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package report writes an archive of files for the analysis of a fault of a node or a cluster. It redacts secrets
-// and lists missing files with the reasons. Its callers collect the files.
+// Package report writes an archive of diagnostics of a node or a cluster. It redacts secrets and lists missing files
+// with the reasons. Its callers collect the files.
 package report
 
 import (

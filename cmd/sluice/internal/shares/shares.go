@@ -30,14 +30,14 @@ func Command(inv *invocation.Invocation) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "shares [TENANT]",
 		Short: "Show how tenants and endpoints share the limits of the node",
-		Long: `Show how much of each shared limit the tenants ask for and have, and how much of the limits
-of the eBPF programs the endpoints of the node use.
+		Long: `Show the demand and the share of each tenant for each shared limit. A second table shows
+how much of the limits of the eBPF programs each endpoint of the node uses.
 
 A tenant is a namespace, or all namespaces with the same value of the tenant label. TENANT
-is this value, or the name of a namespace without the label. If a tenant has less than it
-asks for, it exceeds its share: its newest objects are not accepted as written. MAY USE is
-the amount that the tenant could use when shares were last computed, at most 10 s ago; "-"
-means that a source was never listed completely.
+is this value, or the name of a namespace without the label. If the
+demand exceeds the share, the newest objects of the tenant are not accepted as written.
+MAY USE is the amount that the tenant could use when shares were last computed, at most
+10 s ago; "-" means that a source was never listed completely.
 
 The second table lists endpoints, and senders outside of the node, that use connections,
 translations, fragments, affinity, events or answers, or that were refused some. MAY USE is

@@ -147,8 +147,8 @@ func (l labelled) ResolveEndpoint(context.Context, *identityv1.ResolveEndpointRe
 	return &identityv1.ResolveEndpointResponse{Identity: &identityv1.Identity{Number: l.number}}, nil
 }
 
-// TestReservedIdentitiesAreRefusedForEndpoints: if identity could declare a container to be the host or the world, the
-// container could do whatever policies allow these.
+// TestReservedIdentitiesAreRefusedForEndpoints: if sluice-identity could give a container the identity of the host or
+// the world, the container would get everything that policies allow to the host or the world.
 func TestReservedIdentitiesAreRefusedForEndpoints(t *testing.T) {
 	for number, ok := range map[uint32]bool{
 		0: false, 1: false, 2: false, 4: false, 5: true, 6: false, 255: false, 256: true, 65_535: true, 65_536: true,

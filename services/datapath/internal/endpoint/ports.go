@@ -136,8 +136,8 @@ type Policies interface {
 	// Await returns when the kernel has the tables of the identity, so that a new endpoint may
 	// start. ErrUnavailable if the tables do not arrive, ErrFull if the maps have no capacity.
 	Await(ctx context.Context, identity uint32) error
-	// Prepare returns when the kernel has the tables of the identity, even if new endpoints need not wait for
-	// theirs. It returns the errors that Await returns.
+	// Prepare is like Await, but it also waits if Await would return at once because new endpoints may start without
+	// their tables.
 	Prepare(ctx context.Context, identity uint32) error
 	// Of returns the tables that evaluate an endpoint.
 	Of(slot uint16) (Policy, bool)

@@ -73,9 +73,10 @@ var breaks = map[string]func(p outerPacket){
 	"IP version":            func(p outerPacket) { p[outerIP] = 0x65 },
 }
 
-// TestKernelNothingForgedLeavesTheTunnel sends 4,000 tunnel packets to b, with up to two lies each, and looks at what
-// arrives in b's pod: only packets whose outer source is a node that has the inner source, with an identity that it may
-// have. Two other nodes are registered with direct paths. All true packets arrive, past the device.
+// TestKernelNothingForgedLeavesTheTunnel sends 4,000 tunnel packets to b, each with up to two forged fields. Only
+// packets whose outer source is the node of the inner source, with an identity that this source may have, arrive in b's
+// pod. Two other nodes are registered with direct paths. All packets without forged fields arrive, and bypass the
+// tunnel device.
 func TestKernelNothingForgedLeavesTheTunnel(t *testing.T) {
 	f := newDirectFabric(t, func(*Options) {})
 	f.thirdNode(t)

@@ -225,8 +225,8 @@ func (f *fabric) received(t *testing.T, from netns.NsHandle, frames ...outerPack
 	return got
 }
 
-// TestKernelDirectPathDropsForgedPacketsLikeTheTunnel shows that forged tunnel packets are counted and dropped for the
-// same reason on both paths, and which of them are taken out past the device (INV-91).
+// TestKernelDirectPathDropsForgedPacketsLikeTheTunnel verifies that forged tunnel packets are counted and dropped for
+// the same reason on both paths, and which of them are decapsulated without the tunnel device (INV-91).
 func TestKernelDirectPathDropsForgedPacketsLikeTheTunnel(t *testing.T) {
 	f := newDirectFabric(t, func(*Options) {})
 	f.thirdNode(t)

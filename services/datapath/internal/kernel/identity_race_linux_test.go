@@ -46,10 +46,10 @@ func flood(t *testing.T, shots [2]shot, change func() error) (sent, passed int64
 	return all.Load(), let.Load()
 }
 
-// TestKernelNoPacketMixesTwoIdentities changes an endpoint between an identity that may send but that its peer
-// does not admit, and an identity that its peer admits but that may not send. Neither allows the flow, so no
-// packet of it passes (INV-70). The test stores the words itself, without the grace periods of SetIdentity,
-// which are long compared with the evaluation of a packet.
+// TestKernelNoPacketMixesTwoIdentities switches an endpoint back and forth between two identities. The peer denies
+// ingress from one, and the egress table of the other denies the flow. Neither identity allows the flow, so no packet
+// passes (INV-70). The test writes the map entry itself, because SetIdentity would wait much longer between two writes
+// than the evaluation of a packet takes.
 func TestKernelNoPacketMixesTwoIdentities(t *testing.T) {
 	const changes = 20_000
 	th := newTheatre(t, false)

@@ -77,7 +77,7 @@ type Options struct {
 	// Routing selects how packets travel between pods of two nodes, and so which programs are loaded.
 	Routing Routing
 
-	// Shortcut, with RoutingOverlay: programs encapsulate and decapsulate tunnel packets themselves, past the tunnel
+	// Shortcut, with RoutingOverlay: programs encapsulate and decapsulate tunnel packets themselves, without the tunnel
 	// device, on the paths that the maps of nodes allow. TunnelPort is then the UDP port of the tunnel.
 	Shortcut   bool
 	TunnelPort uint16

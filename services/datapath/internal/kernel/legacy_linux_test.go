@@ -31,7 +31,7 @@ func legacySpecs(t testing.TB) map[string]*ebpf.MapSpec {
 			specs[name] = ms.Copy()
 		}
 	}
-	// without type information, so that it cannot differ
+	// these specs have no BTF, so the BTF of the maps cannot differ
 	for name, was := range map[string]*ebpf.MapSpec{
 		bpf.MapsMapSlCt4:  {Type: ebpf.LRUHash, KeySize: 16, ValueSize: 48, MaxEntries: 131072},
 		bpf.MapsMapSlCt6:  {Type: ebpf.LRUHash, KeySize: 40, ValueSize: 48, MaxEntries: 65536},

@@ -219,8 +219,8 @@ func (s *Identities) Claim(ctx context.Context, l label.Canonical, known, candid
 		case n == 0, have.labels == nil && (have.id != nil && !have.is(l) || have.restsAfterAnother(l)):
 			return allocator.Claim{}, allocator.ErrOccupied
 		}
-		// The number is in quarantine after the same label set, which may have it again; or only one of the keys id/
-		// and labels/ was deleted.
+		// Either the number is in quarantine and belonged to this label set, which may have it again, or only one of
+		// the keys id/ and labels/ was deleted.
 		if c, ok, err := s.create(ctx, n, l, lease, have); err != nil || ok {
 			return c, err
 		}

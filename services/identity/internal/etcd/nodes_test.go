@@ -294,7 +294,7 @@ func TestRestartPublishesNothingAnew(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, kv := range after.Kvs {
-		// The record is written once, to be sure of it.
+		// A node always writes its own record at its start.
 		if !strings.HasSuffix(string(kv.Key), "/node") && kv.ModRevision != before.Kvs[i].ModRevision {
 			t.Errorf("%s was written again", kv.Key)
 		}

@@ -5,10 +5,9 @@ package etcd
 
 import "github.com/sluice-net/sluice/services/identity/internal/cluster"
 
-// position is the revision up to which the readers of Follow have the cluster's keys; the first call of Follow
-// continues from it. For a copy on the disk, it also has a witness and a deletion. By these, Follow recognises an etcd
-// that was emptied or restored and has since reached the same revision again. Once Follow runs, only Follow uses the
-// position.
+// position is the etcd revision up to which the readers of Follow have all keys. The first call of Follow continues
+// from it. If the keys come from the copy on the disk, witness and gone detect an etcd that was emptied or restored and
+// has since reached the same revision again. Once Follow runs, only Follow uses the position.
 type position struct {
 	at       cluster.Point   // the readers have all changes up to this point
 	from     cluster.Point   // point from which the next call continues; zero: it lists all keys

@@ -66,7 +66,7 @@ func TestWaitGoesByAcknowledgements(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-ended
-	// A refused frontend makes calls that wait for the service fail.
+	// If a frontend is refused, calls that wait for its service fail.
 	o.apply(end)
 	x.until(2)
 	k := frontend.Key{Addr: netip.MustParseAddr("10.96.0.1"), Port: 80, Protocol: frontend.TCP}

@@ -113,8 +113,8 @@ func TestWhatIsCommittedIsReadAgain(t *testing.T) {
 	}
 }
 
-// TestRecordsThatCannotBeReadAreRefused: one unreadable record stops the start. The error contains the file and the
-// next step.
+// TestRecordsThatCannotBeReadAreRefused: the service does not start with an unreadable record. The error contains the
+// file and the next step.
 func TestRecordsThatCannotBeReadAreRefused(t *testing.T) {
 	for _, record := range []string{
 		"{", "{}", `{"service":{"type":"Other"}}`, `{"service":{"type":"ClusterIP"},"slice":{}}`,

@@ -306,8 +306,8 @@ func (s *interests) enforced() bool {
 	return found
 }
 
-// left records that a subscriber has disconnected, and reports whether the caller should remove it immediately. The
-// caller should remove a watching subscriber, unless the removal takes many turns.
+// left records that a subscriber has disconnected, and reports whether the caller should remove it immediately. It
+// should remove a subscriber that only watches, unless the subscriber has more than subjectsAtOnce subjects.
 func (s *interests) left(one *subscriber) (forget bool) {
 	one.session, one.until = nil, s.now()
 	if one.enforces {

@@ -61,8 +61,8 @@ func newRuleSets(config *Config, dir string, p *problem.Set) (*ruleSets, error) 
 	return r, nil
 }
 
-// want passes on the patterns of the names that tables select, before the tables are published. If all is set, or if
-// the patterns do not fit into a message, it passes on that tables may select any name.
+// want sends the name patterns that tables select to the DNS proxies, before the tables are published. If all is set,
+// or if the patterns do not fit into a message, it sends a set that matches every name.
 func (r *ruleSets) want(patterns []dnsname.Pattern, all bool) {
 	set := layer7.Union(policytable.ProxyDNS, all, &layer7.Rules{DNS: patterns})
 	if set.TooLarge() {

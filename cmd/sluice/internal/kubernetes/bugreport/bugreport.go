@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package bugreport collects information for the analysis of a fault of a cluster in an archive.
+// Package bugreport collects diagnostics of a cluster into an archive.
 package bugreport
 
 import (
@@ -52,8 +52,8 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	r := &report{inv: inv, client: client}
 	cmd := &cobra.Command{
 		Use:   "bugreport",
-		Short: "Collect information for the analysis of a fault of the cluster in an archive",
-		Long: `Collect information for the analysis of a fault in an archive: from each node the JSON
+		Short: "Collect diagnostics of the cluster into an archive",
+		Long: `Collect diagnostics of the cluster into an archive: from each node the JSON
 output of ` + "`sluice`" + ` commands (endpoints, labels, addresses, policies, services, remembered
 events) and the logs of each container, including the one before a restart; from the
 cluster the DaemonSet with its pods, the nodes, the events of the namespace and the

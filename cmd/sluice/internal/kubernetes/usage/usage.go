@@ -29,7 +29,7 @@ func Command(inv *invocation.Invocation, client *kubectl.Client) *cobra.Command 
 	cmd := &cobra.Command{
 		Use:   "shares [TENANT]",
 		Short: "Show how tenants share the limits of every node",
-		Long: `Show how much of each shared limit the tenants ask for and have on every node. Nodes with
+		Long: `Show the demand and the share of each tenant for each shared limit on every node. Nodes with
 the same figures share a row; the shares of objects from the API server are the same on all
 nodes. See ` + "`sluice shares --help`" + ` for the columns.`,
 		Args: cobra.MaximumNArgs(1),

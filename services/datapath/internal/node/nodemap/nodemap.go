@@ -53,8 +53,8 @@ func (w NextHop) packed() uint64 { return uint64(w.Ifindex) | uint64(w.MTU)<<32 
 
 func wayOf(word uint64) NextHop { return NextHop{uint32(word), uint16(word >> 32), Flags(word >> 48)} }
 
-// Direct is the path of tunnel packets that the programs encapsulate and decapsulate themselves, past the tunnel
-// device; zero: packets go through the device.
+// Direct is the path of tunnel packets that the programs encapsulate and decapsulate themselves, without the tunnel
+// device. If it is zero, packets go through the tunnel device.
 type Direct struct {
 	Ifindex uint32     // uplink
 	Via     netip.Addr // IPv4 address of the next hop on it

@@ -53,7 +53,7 @@ func limitOf(name string) (nodetable.MapLimit, bool) {
 	return limit, ok
 }
 
-// within reports whether size exceeds no limit of most.
+// within reports whether size is within all limits of most.
 func within(size, most nodetable.Size) bool {
 	for l, n := range size {
 		if n > most[l] {

@@ -71,7 +71,7 @@ static __always_inline bool find_sending_node(struct __sk_buff *skb, struct sl_p
 	return true;
 }
 
-/* Whether the destination is a local pod whose packets are delivered past the host end's queues. */
+/* Whether the destination is a local pod whose packets bypass the host end's queues. */
 static __always_inline bool find_pod(struct sl_packet *p)
 {
 	struct sl_endpoint *dst;

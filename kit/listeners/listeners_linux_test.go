@@ -264,7 +264,7 @@ func TestAClientOutlivesTheStore(t *testing.T) {
 	reads(t, waiting, "same")
 }
 
-// TestASilentStoreIsGivenUp: neither a connection nor a request waits for it longer than its time.
+// TestASilentStoreIsGivenUp: neither Connect nor a request waits longer than its timeout for a silent store.
 func TestASilentStoreIsGivenUp(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	silent, err := net.Listen("unixpacket", path)

@@ -157,7 +157,7 @@ type Table struct {
 	HasAddresses bool // peers also have a class by address
 	// DefaultClasses are the classes of peers without a row, indexed by identity.Kind.
 	DefaultClasses [identity.Kinds]Class
-	// AddressClasses are the classes of addresses in no prefix.
+	// AddressClasses are the classes of addresses that no prefix contains.
 	AddressClasses PrefixClasses
 	Rules          []Rule // starting with number 1
 	Classes        []Ranges

@@ -70,11 +70,11 @@ func (t Tenant) group() int {
 // Divide divides a limit among the tenants that ask for it. The result depends only on the arguments, and not on the
 // order of asks.
 //
-// System gets what it asks for, up to half of the limit. The other tenants share the rest, except for the last tenth
-// of the limit, which is kept for system. Guarantees are served next. Labelled tenants, and namespaces without the
-// label, each get half of the remainder, plus what the other group does not use. Within a group, the level L is the
-// largest number for which the sum of min(asked, L) fits. A tenant that asks for more gets its oldest objects up to
-// L. The remaining units go to the oldest objects that fit, also of tenants of which each object is larger than L.
+// System gets what it asks for, up to half of the limit. The other tenants share the rest, except for the last tenth of
+// the limit, which is kept for system. Guarantees are served next. Labelled tenants, and namespaces without the label,
+// each get half of the remainder, plus what the other group does not use. Within a group, the level L is the largest
+// number for which the sum of min(asked, L) fits. A tenant that asks for more gets its oldest objects up to L. The
+// remaining units go to the oldest objects that fit, including objects of tenants whose objects are all larger than L.
 //
 // used holds the units that earlier divisions of the same limit admitted, by tenant; Divide does not take them away.
 // Objects of an API server are divided first and separately, with used nil, so that all nodes with the same limit

@@ -511,9 +511,9 @@ func TestKernelUDPFlowOfAHostPortFollowsItsPod(t *testing.T) {
 }
 
 // TestKernelFlowOfAFormerHostPortReachesNobodyElse keeps UDP flows open to two host ports of a pod, by each address of
-// the node. A pod with the address of the former one gets one of the ports. Its flows go on with the new pod, and
-// answers have the address to which the client sends. Flows to the other port do not reach it, although entries led to
-// its address.
+// the node. Another pod then gets the address and one of the ports of the former pod. The flows to this port continue
+// with the new pod, whose answers have the address to which the client sends. The flows to the other port do not reach
+// the new pod, although entries led to its address.
 func TestKernelFlowOfAFormerHostPortReachesNobodyElse(t *testing.T) {
 	w := newServiceWorld(t)
 	kept, lost := hostPort(netip.Addr{}, 8053, workload.UDP, 53), hostPort(netip.Addr{}, 8054, workload.UDP, 54)

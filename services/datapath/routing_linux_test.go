@@ -154,7 +154,7 @@ var modes = map[string]struct {
 	"overlay on IPv4": {
 		RoutingConfig{Mode: "overlay"}, []string{"4", "6"}, [2]nodemap.Flags{nodemap.Overlay, nodemap.Overlay},
 	},
-	"overlay past the device": {
+	"overlay without the device": {
 		RoutingConfig{Mode: "overlay", Shortcut: shortcutAuto},
 		[]string{"4", "6"},
 		[2]nodemap.Flags{nodemap.Overlay, nodemap.Overlay},
@@ -243,7 +243,7 @@ func TestKernelWayFollowsTheUplinksMTU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := newPair(t, mode.RoutingConfig, mode.families...)
 			less := map[string]uint16{
-				"overlay on IPv4": 50, "overlay past the device": 50, "overlay on IPv6": 70, "native": 0,
+				"overlay on IPv4": 50, "overlay without the device": 50, "overlay on IPv6": 70, "native": 0,
 			}[name]
 			want := func(what string, mtu uint16) {
 				t.Helper()
@@ -352,7 +352,7 @@ func leavesNothing(t *testing.T, shortcut string) {
 				list = append(list, what)
 			}
 		}
-		// on kernels with tcx, the overlay past the device has one, too
+		// on kernels with tcx, the overlay without the device has one, too
 		if a.hasPrograms(t, "uplink0") && (a.routing.Mode != "overlay" || shortcut == "off") {
 			list = append(list, "programs")
 		}

@@ -336,8 +336,8 @@ struct sl_ep_limit {
 _Static_assert(sizeof(struct sl_ep_limit) == 64, "one cache line");
 
 /*
- * Beyond the guarantees, each CPU may send this many times the events of one endpoint; all packets
- * without an endpoint together may have as many again. All guarantees together are as much again.
+ * Beyond the guarantees, each CPU may send the events of this many endpoints, and as many again for
+ * packets without an endpoint. The guarantees of all endpoints together are as many again.
  */
 #define SL_EVENT_SHARERS 8
 

@@ -29,8 +29,8 @@ volatile const __u32 cfg_connection_events = 1;
 /* 1: copy the DSCP of the inner packet to the tunnel's outer packet */
 volatile const __u32 cfg_tunnel_dscp = 0;
 
-/* UDP port of tunnel packets that the programs build and take apart, host order; 0: all go through
- * the tunnel device
+/* UDP port of tunnel packets that the programs encapsulate and decapsulate, host order; 0: all go
+ * through the tunnel device
  */
 volatile const __u16 cfg_direct_port = 0;
 

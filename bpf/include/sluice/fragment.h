@@ -11,7 +11,7 @@
  *
  * Later fragments take the path of the first fragment. A stack that tracks connections waits for
  * all fragments of a datagram, and would wait in vain for a fragment that a program has delivered
- * past it. A later fragment that arrives before the first one has no ports and is dropped on either
+ * itself. A later fragment that arrives before the first one has no ports and is dropped on either
  * path.
  *
  * The pods of the node share the map of tracked datagrams; see bound.h. A datagram of a pod above

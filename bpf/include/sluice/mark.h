@@ -30,7 +30,7 @@
 #define SL_MARK_POD 0x0200 /* from a local pod; source verified and egress evaluated */
 #define SL_MARK_REMOTE 0x0300 /* from another node; the source is not a local pod address */
 #define SL_MARK_PROXY 0x0400 /* held by a proxy and sent on; for from_pod */
-#define SL_MARK_TAKEN_OUT 0x0800 /* taken out of the tunnel and evaluated; for from_overlay */
+#define SL_MARK_TAKEN_OUT 0x0800 /* decapsulated by a program, evaluated; for from_overlay */
 #define SL_MARK_LOCAL 0x0900 /* firewall: forwarded from a local pod to a local pod */
 #define SL_MARK_KEYED 0x0e00 /* goes into the tunnel and has its key */
 #define SL_MARK_EVALUATED 0x0d00 /* both sides evaluated; valid for one device only */

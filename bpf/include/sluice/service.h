@@ -17,8 +17,8 @@
 #include <sluice/maps.h>
 #include <sluice/service_maps.h>
 
-/* How often a backend is chosen for one connection at most: a chosen backend may just have been
- * removed. */
+/* The maximum number of choices of a backend for one connection: a chosen backend may just have
+ * been removed. */
 #define SL_SERVICE_TRIES 3
 
 /* The choice of one backend. It is on the stack of the calling program. */

@@ -47,7 +47,7 @@ func main() {
 	o := options{run: regexp.MustCompile("")}
 	flag.StringVar(&o.report, "report", "", "file of the report")
 	flag.StringVar(&o.registry, "registry", "registry.k8s.io", "registry to pull e2e-test-images/agnhost:2.43 from")
-	flag.StringVar(&o.probe, "probe", "/probe", "path of agnhost's program in its image")
+	flag.StringVar(&o.probe, "probe", "/probe", "path of the probe program in the agnhost image")
 	flag.Func("destination", "destination of the probes: pod-ip, service-ip or service-name", func(s string) (err error) {
 		o.mode, err = generator.ParseProbeMode(s)
 		return err

@@ -353,9 +353,9 @@ func identityUnchecked(m resolved) endpoint.Identity {
 	return id
 }
 
-// identityOf returns the endpoint's identity from a message. The datapath has more privileges than identity, so it
-// rejects reserved identities: identity cannot declare a container to be the host. The error is not ErrInvalid, because
-// the caller made no mistake.
+// identityOf returns the endpoint's identity from a message. The datapath has more privileges than sluice-identity, so
+// it rejects reserved identities: sluice-identity cannot give a container the identity of the host. The error is not
+// ErrInvalid, because the caller made no mistake.
 func identityOf(m resolved) (endpoint.Identity, error) {
 	id := identityUnchecked(m)
 	if err := id.Validate(); err != nil {

@@ -80,8 +80,8 @@ func (s *Owners) event(m *identityv1.WatchEndpointsResponse) watch.Event[workloa
 		out.Kind, out.Key = watch.Upsert, wire.OwnerOf(e.Upsert.GetOwner())
 		id, err := identityOf(e.Upsert)
 		if err != nil {
-			// The datapath has more privileges than identity, so identity cannot declare a container to be the host. The
-			// endpoint keeps its identity.
+			// The datapath has more privileges than sluice-identity, which cannot give a container the identity of the
+			// host. The endpoint keeps its identity.
 			s.log.Error("invalid identity for an endpoint ignored", "owner", out.Key.String(), log.Err(err))
 			break
 		}

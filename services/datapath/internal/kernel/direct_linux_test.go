@@ -496,7 +496,7 @@ func TestKernelDirectPacketsEqualTheDevices(t *testing.T) {
 	for _, copies := range []bool{false, true} {
 		t.Run(fmt.Sprint("DSCP copied ", copies), func(t *testing.T) {
 			f := newDirectFabric(t, func(o *Options) { o.CopyDSCP = copies })
-			f.b.shortcut(t, false) // it would take packets out before the socket gets them
+			f.b.shortcut(t, false) // the program would decapsulate packets before the socket gets them
 			a, b := f.a.pod, f.b.pod
 			for tos := byte(0xb8); tos < 0xbc; tos++ {
 				four := ip4Header{src: a.IPv4, dst: b.IPv4, proto: 17}.with(udp(4000, 53, []byte("the same")...))

@@ -110,8 +110,8 @@ func (d *datagramFlow) receive() {
 	}
 }
 
-// TestKernelDatagramsOfLargePacketsStayWithTheDevice shows which datagrams of a connection are taken out past the
-// device: all but the first, until a large packet of several arrives.
+// TestKernelDatagramsOfLargePacketsStayWithTheDevice shows which datagrams of a connection bypass the tunnel device:
+// all but the first, until a large packet that contains several datagrams arrives.
 func TestKernelDatagramsOfLargePacketsStayWithTheDevice(t *testing.T) {
 	f := newDirectFabric(t, func(*Options) {})
 	for i, remote := range f.b.pod.Addrs() {
@@ -246,8 +246,8 @@ func (f *fabric) messages(t *testing.T, remote netip.Addr, size, count int) {
 	}
 }
 
-// behind moves the addresses of a pod to a namespace behind it, to which the pod's kernel forwards, and returns the pod
-// as that namespace. Packets that it sends are small, and the pod's kernel makes large ones of them as lists of
+// behind moves the addresses of a pod to a namespace behind it, to which the pod's kernel forwards. It returns this
+// namespace as a pod. The namespace sends small packets, which the pod's kernel merges into large ones, as lists of
 // fragments.
 func (p *pod) behind(t *testing.T) *pod {
 	t.Helper()
@@ -308,8 +308,8 @@ func (p *pod) behind(t *testing.T) *pod {
 }
 
 // TestKernelLargePacketsForwardedByAPod sends large TCP packets by direct paths to and from namespaces behind the pods,
-// whose devices compute no checksums and segment nothing. The pods' kernels merge what they forward, as usual and as
-// lists of packets, and put it into the tunnel again.
+// whose devices compute no checksums and segment nothing. The pods' kernels merge the packets that they forward, in the
+// usual form and as lists of packets.
 func TestKernelLargePacketsForwardedByAPod(t *testing.T) {
 	for _, list := range []bool{false, true} {
 		t.Run(fmt.Sprintf("lists of packets %t", list), func(t *testing.T) {
@@ -389,8 +389,8 @@ func setFeature(t *testing.T, ns netns.NsHandle, device, feature string) {
 	})
 }
 
-// TestKernelDirectPathKeepsChecksums shows that the pod's kernel verifies the inner checksum of packets that were taken
-// out of the tunnel: whether the uplink's driver says nothing about checksums, or supplies the sum over the packet.
+// TestKernelDirectPathKeepsChecksums shows that the pod's kernel verifies the inner checksum of decapsulated packets,
+// both if the uplink's driver reports no checksums and if it supplies the sum over the packet.
 func TestKernelDirectPathKeepsChecksums(t *testing.T) {
 	for name, kind := range map[string]uplinkKind{"without a sum": cable, "with the sum of the device": summing} {
 		t.Run(name, func(t *testing.T) {

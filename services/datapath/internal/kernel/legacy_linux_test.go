@@ -98,7 +98,7 @@ func TestKernelEndpointsOfTheEarlierVersionAreAdopted(t *testing.T) {
 	if mapID(t, k.Pins.Map(bpf.MapsMapSlEp)) != id {
 		t.Error("sl_ep is not the same map")
 	}
-	// both pins are the map: the next start needs the new one, a rollback the old one
+	// both pins refer to the same map: the next start needs the new pin, a rollback the old one
 	for _, name := range []string{pin.LegacyPins["sl_ep"].Pin, filepath.Base(k.Pins.Pin("sl_ep"))} {
 		if same, err := pin.LeadsTo(filepath.Join(dir, name), k.Pins.Map(bpf.MapsMapSlEp)); err != nil || !same {
 			t.Errorf("pin %s: leads to the map: %v, %v", name, same, err)

@@ -394,9 +394,9 @@ func TestKernelHostOfNode(t *testing.T) {
 	})
 }
 
-// TestKernelHostsAreToldApartByTheirLabels shows that a pod admits the host of a node by the identity of that
-// node's labels, and no other host: the tunnel key only identifies a node, and the address tells which. A pod
-// that uses the address of a host is dropped.
+// TestKernelHostsAreToldApartByTheirLabels shows that a pod admits the host of a node by the identity of that node's
+// labels, and no other host: the tunnel key only identifies a node, and the address tells which. Packets of a pod with
+// the address of a host as source are dropped.
 func TestKernelHostsAreToldApartByTheirLabels(t *testing.T) {
 	const east, west = identity.MinNodeLocal, identity.MaxNodeLocal
 	eachUnderlay(t, func(t *testing.T, f *fabric, routing Routing) {

@@ -329,8 +329,8 @@ func TestKernelHeldPacketIsReleasedBitForBit(t *testing.T) {
 	})
 }
 
-// TestKernelRepliesReachTheProxy: the program that takes packets out of the tunnel at the uplink redirects, too, and
-// so do pods whose packets pass the queue of their device.
+// TestKernelRepliesReachTheProxy: the program that decapsulates tunnel packets at the uplink redirects them, too, and
+// so does the program of a pod whose packets pass the queue of its device.
 func TestKernelRepliesReachTheProxy(t *testing.T) {
 	f := newDirectFabric(t, func(*Options) {})
 	client, server := f.a.pod, netip.AddrPortFrom(f.b.pod.IPv4, dnsPort)

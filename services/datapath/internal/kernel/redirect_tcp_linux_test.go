@@ -419,7 +419,7 @@ func TestKernelConnectionStaysWithTheProxyUntilItEnds(t *testing.T) {
 }
 
 // TestKernelPortOfAProxiedConnectionIsUsedAgain: without the redirect, the next connection from the same port bypasses
-// the proxy, although its entry was one of a connection that the proxy had.
+// the proxy, although the entry belonged to a connection of the proxy before.
 func TestKernelPortOfAProxiedConnectionIsUsedAgain(t *testing.T) {
 	f := newFabric(t, RoutingOverlay, false)
 	client, near := f.a.pod, f.a.newPod(t, 20)

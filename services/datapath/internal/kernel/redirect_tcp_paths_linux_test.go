@@ -71,9 +71,9 @@ func TestKernelMarkNamesTheRuleSets(t *testing.T) {
 	}
 }
 
-// TestKernelRepliesReachTheProxyNamespace: replies that the program of the uplink takes out of the tunnel enter the
-// proxy namespace, and so do replies to a pod whose device has a queue. A reply that missed it would belong to no
-// connection of the pod's stack. TestKernelRedirectedConnectionKeepsItsFiveTuple has the other ways.
+// TestKernelRepliesReachTheProxyNamespace: replies that the program of the uplink decapsulates enter the proxy
+// namespace, and so do replies to a pod whose device has a queue. A reply that bypassed the proxy would belong to no
+// connection of the pod's stack. TestKernelRedirectedConnectionKeepsItsFiveTuple tests the other paths.
 func TestKernelRepliesReachTheProxyNamespace(t *testing.T) {
 	t.Run("from the underlay", func(t *testing.T) {
 		f := newDirectFabric(t, func(*Options) {})
@@ -168,8 +168,8 @@ func TestKernelProxiedPacketPassesStrictReversePathFilter(t *testing.T) {
 	}
 }
 
-// TestKernelRevokedPermissionEndsBothLegs: a policy that takes the permission ends the connection of the client and the
-// one to the server, whichever end speaks.
+// TestKernelRevokedPermissionEndsBothLegs: when a policy revokes the permission, the client's connection and the
+// connection to the server end, whichever end sends next.
 func TestKernelRevokedPermissionEndsBothLegs(t *testing.T) {
 	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
 		client := f.a.pod

@@ -70,7 +70,7 @@ func TestKernelIPsecPoliciesApplyToPodsByTheStack(t *testing.T) {
 		}
 		f.byStack(t, false)
 		if !answered(t, f.a.pod.ns, away, 64) {
-			t.Errorf("%v does not answer past the stack again", away)
+			t.Errorf("%v does not answer when packets bypass the stack again", away)
 		}
 	}
 }

@@ -81,7 +81,8 @@ type Options struct {
 	// Return is the time in which the proxy of a previous process has to connect again; 0: 1 s. Then it counts as
 	// absent, unless its heartbeats show that it runs.
 	Return time.Duration
-	// Wait is how long TCP connections wait for a proxy that has ended, until new ones are dropped; 0: 5 s.
+	// Wait is how long new TCP connections wait for the next proxy after a proxy has ended; then they are dropped; 0: 5
+	// s.
 	Wait time.Duration
 	Log  *slog.Logger
 }

@@ -308,7 +308,8 @@ func TestAProxyWithoutHeartbeatsIsReported(t *testing.T) {
 	}
 }
 
-// TestAPeerThatIsGoneReplacesNoProxy: a connection that ended before it was accepted.
+// TestAPeerThatIsGoneReplacesNoProxy: a connection that ended before it was accepted does not replace the attached
+// proxy.
 func TestAPeerThatIsGoneReplacesNoProxy(t *testing.T) {
 	w := newWorld(t)
 	l, err := w.o.Listen()

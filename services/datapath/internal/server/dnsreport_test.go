@@ -96,7 +96,8 @@ func TestReportedMessagesAreEvents(t *testing.T) {
 	}
 }
 
-// TestLostMessagesAreReportedToThoseWhoWantThem: as losses of the kernel are.
+// TestLostMessagesAreReportedToThoseWhoWantThem: DNS messages that were lost are reported like events that the kernel
+// lost.
 func TestLostMessagesAreReportedToThoseWhoWantThem(t *testing.T) {
 	ring := observe.NewRing()
 	ring.Add(flow.Event{Type: flow.DNS, Length: 1, Message: &flow.Message{}})

@@ -68,7 +68,7 @@ func targetsOf(fs []servicemap.Frontend, services map[string]bool) map[target]bo
 	return targets
 }
 
-// findBackends makes criteria about services match packets to their backends, too.
+// findBackends extends criteria about services, so that they also match packets to the backends of the services.
 func (s *Server) findBackends(c *flow.Criteria) {
 	if len(c.Services) == 0 || s.services == nil {
 		return

@@ -166,8 +166,8 @@ func (f flows) End(ctx context.Context) error {
 	return errors.Join(err, f.s.ender.End(ctx))
 }
 
-// interval is the time between two collections of IDs of removed frontends and backends, and soonest that to one that
-// is due early.
+// interval is the time between two collections of IDs of removed frontends and backends. soonest is the minimum time
+// before a collection that translations or IDs need early.
 const (
 	interval = 30 * time.Second
 	soonest  = 5 * time.Second

@@ -18,9 +18,9 @@ const ownProbes = 8
 // errNoPlace: other addresses of the host occupy all indexes that the address could have.
 var errNoPlace = fmt.Errorf("%w: other addresses occupy all of its places in map sl_own", pin.ErrFull)
 
-// placeOwn stores an address of the host in sl_own, so that connections can refer to the address
-// that the client used. An address keeps its index. An address that is no longer in want is
-// overwritten only when another one needs its index.
+// placeOwn stores an address of the host in sl_own, so that connections can refer to the address that the client used.
+// An address keeps its index. An address that want no longer contains is overwritten only when another address needs
+// its index.
 func (eps *Maps) placeOwn(a netip.Addr, want map[netip.Addr]bool) error {
 	place, has := -1, false
 	err := eps.probeOwn(a, func(at int, holder netip.Addr) bool {

@@ -23,8 +23,8 @@ type resolver struct {
 }
 
 // standInAfter bounds the wait for the identity service when the identity of an endpoint with the same labels can be
-// used instead. The service knows the label set and answers from memory, so a longer wait does not help. A process that
-// a signal has stopped accepts connections and never answers.
+// used instead. The service knows the label set and answers from memory, so a longer wait does not help. A process
+// stopped by a signal still accepts connections but never answers.
 const standInAfter = 3 * time.Second
 
 // resolve resolves the identity. If the identity service is not available, it returns the identity

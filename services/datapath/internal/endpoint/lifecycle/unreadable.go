@@ -15,7 +15,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 )
 
-// wayOut returns the instructions to an operator for an unreadable record.
+// wayOut tells an operator how to handle an unreadable record.
 const wayOut = "repair or remove the file, or delete the container; " +
 	"until then its endpoint has no traffic and keeps its addresses and its endpoint ID"
 

@@ -237,8 +237,7 @@ func (p pace) next(now time.Time, l limit) (pace, time.Duration) {
 
 func (p pace) idle(now time.Time) bool { return !p.full.After(now) }
 
-// receive calls put with the changes in a socket's messages, and with all after the socket
-// overflowed.
+// receive passes the changes in a socket's messages to put. After an overflow of the socket, it passes all.
 func receive(ctx context.Context, s *nl.NetlinkSocket, put func(Change), all Change, changes func(syscall.NetlinkMessage) []Change) error {
 	for ctx.Err() == nil {
 		msgs, _, err := s.Receive()

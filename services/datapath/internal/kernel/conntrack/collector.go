@@ -128,8 +128,8 @@ type Pass struct {
 	// Batches is the number of batches that were read, Took the duration of the pass.
 	Batches int
 	Took    time.Duration
-	// Evicted is the number of evictions by newer connections since the maps were created: connections that
-	// were created, are not there and were not removed. It never decreases. While connections begin and
+	// Evicted is the number of evictions by newer connections since the maps were created: connections that were
+	// created, were not removed, and are nevertheless not in the maps. It never decreases. While connections begin and
 	// end, it is a lower bound.
 	Evicted uint64
 	// EvictedAt is the time at which a pass of this process last found new evictions; zero: never.

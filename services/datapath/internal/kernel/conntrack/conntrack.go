@@ -292,9 +292,9 @@ func (ct *Connections) connection(t Tuple) (Connection, bool, error) {
 // RemoveAtOnce is the largest number of connections that Remove accepts.
 const RemoveAtOnce = 32
 
-// Remove deletes the connections of cs, all of one family, that have not changed since they were read. It
-// returns a bit for each deleted one, the lowest for the first. If a packet arrives between comparison and
-// deletion, about ten nanoseconds, its entry is deleted nevertheless: the packet has been evaluated, and the
+// Remove deletes the connections of cs, all of one family, that have not changed since they were read. It returns a bit
+// for each deleted connection, the lowest bit for the first of cs. Comparison and deletion are about ten nanoseconds
+// apart. The entry of a packet that arrives in between is deleted nevertheless: this packet has been evaluated, and the
 // next one is evaluated again, as after an eviction.
 func (ct *Connections) Remove(cs ...Connection) (deleted uint32, err error) {
 	if len(cs) == 0 || len(cs) > RemoveAtOnce {

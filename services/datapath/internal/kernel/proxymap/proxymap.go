@@ -2,7 +2,7 @@
 // Copyright 2026 The Sluice Authors
 
 // Package proxymap tells the programs which proxies run, and to which devices their packets go. The heartbeats of the
-// proxies are in a separate map. A proxy can write to it, and so cannot change anything else.
+// proxies are in a separate map, the only one that a proxy can write.
 package proxymap
 
 import (

@@ -5,9 +5,9 @@
 //
 // A node that is cut off from the store keeps using the mappings that it has. Other nodes wait before they assign an
 // address to another endpoint, but not forever. Once this node has been cut off for longer than that, it trusts the
-// mappings of another node only if that node is cut off, too, as its answers to probes tell: a node that is cut off
-// cannot have assigned its addresses to other endpoints. The mappings of all other nodes are changed to the identity
-// unknown-in-cluster, so that denials apply to them and label-based allow rules do not.
+// mappings of another node only if the answers of that node to probes show that it is cut off, too: a node that is cut
+// off cannot have assigned its addresses to other endpoints. The mappings of all other nodes are changed to the
+// identity unknown-in-cluster, so that deny rules apply to them and label-based allow rules do not.
 package belief
 
 import (

@@ -24,9 +24,9 @@ var portHooks = map[nftables.ChainHook]string{
 // hookInetIngress is NF_INET_INGRESS of linux/netfilter.h.
 const hookInetIngress nftables.ChainHook = 5
 
-// PortRules lists the firewall rules of others that match on the UDP destination port and that the given port meets,
-// each with its table and chain. It ignores the other conditions of a rule, and tables for IPv6 alone, because only
-// IPv4 tunnel packets bypass the tunnel device. It cannot read rules of iptables-legacy.
+// PortRules lists the firewall rules of others that match the given UDP destination port, each with its table and
+// chain. Rules without a condition on this port are not listed. It ignores the other conditions of a rule, and tables
+// for IPv6 alone, because only IPv4 tunnel packets bypass the tunnel device. It cannot read rules of iptables-legacy.
 func (t *Table) PortRules(port uint16) (found []string, err error) {
 	hook := func(ch *nftables.Chain) string {
 		switch ch.Table.Family {

@@ -36,7 +36,7 @@ type Firewall interface {
 	MarkRules(free uint32) ([]string, error)
 	// Closed lists the chains of others that drop forwarded packets.
 	Closed() ([]string, error)
-	// PortRules lists the rules of others that match on the UDP destination port and that the given port meets.
+	// PortRules lists the rules of others with a condition on the UDP destination port that matches the given port.
 	PortRules(port uint16) ([]string, error)
 }
 

@@ -63,8 +63,9 @@ type Explainer struct {
 	addresses *ipmap.Maps
 	nodes     *nodemap.Maps
 	services  services
-	// direct explains packets that a program of an endpoint sees, and outside packets of external clients to a service
-	// that sluice_from_uplink handles alone. The parts run in this order: a part reads what earlier parts have set.
+	// direct explains packets that a program of an endpoint processes. outside explains packets from external clients
+	// to a service that only sluice_from_uplink processes. The parts run in this order: a part reads what earlier parts
+	// have set.
 	direct, outside []part
 }
 

@@ -92,8 +92,8 @@ type serviceTable struct {
 	// is true if the table allows something without the prefix that it denies with it.
 	missing         map[nodetable.IdentityClass]struct{}
 	missingPrefixes map[netip.Prefix]bool
-	// unsafe: treated as unknown, the peers of some missing rows may do more than with their rows. The reason is that
-	// an unknown peer matches no pass rule with a selector.
+	// unsafe: the peers of some missing rows may do more as unknown peers than with their rows, because an unknown peer
+	// matches no pass rule with a selector.
 	unsafe bool
 	// forgotten: the table's content was dropped, because all tables together exceed a bound. need is the size of the
 	// table in the units of the bounds.

@@ -377,7 +377,7 @@ type sysctl struct {
 	six         bool
 }
 
-// namespaceSysctls let packets with any addresses in and out, and let proxies bind any port without a right.
+// namespaceSysctls let packets with any addresses in and out, and let proxies bind any port without a capability.
 var namespaceSysctls = []sysctl{
 	{"core/somaxconn", "4096", false},
 	{"ipv4/tcp_max_syn_backlog", "4096", false},

@@ -33,9 +33,9 @@ func (r *removed) add(t shares.Tenant, n int) {
 	}
 }
 
-// An eighth of a map's IDs is reserved. A tenant may use none of the reserve while IDs that it released, more than a
-// sixteenth of the reserve, are in quarantine. A namespace without the tenant label may use only half of the reserve
-// while such namespaces together have released IDs in quarantine that are more than half of it. In a small map, up to
+// An eighth of a map's IDs is the reserve. A tenant may not use the reserve while the IDs in quarantine that it
+// released are more than a sixteenth of the reserve. A namespace without the tenant label may use only half of the
+// reserve while the IDs in quarantine that all such namespaces released are more than half of it. In a small map, up to
 // few IDs in quarantine have no effect.
 const (
 	keptOfMap  = 8

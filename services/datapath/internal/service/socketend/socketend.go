@@ -105,8 +105,8 @@ func (e *Ender) isMissed(s socketlist.Socket) bool {
 //   - The storage of other sockets is only read by address. They may reference any ID.
 //   - Affinity selects a member of the current list with the same generation, or nothing.
 //
-// Of the sockets that End has not found, at most mostMissed of a namespace count. An ID that another backend gets then
-// protects such a socket from End, and nothing else.
+// Of the sockets that End has not found, at most mostMissed of a namespace count. If another backend gets the ID of a
+// socket that does not count, the only effect is that End keeps the socket.
 //
 // Sockets in namespaces of neither the node nor an endpoint are not ended, and keep no ID in use.
 func (e *Ender) Named(ctx context.Context) (servicemap.Numbers, error) {

@@ -123,7 +123,7 @@ type Translation struct {
 	// external client. Backend is that client.
 	Answer bool
 	// Copy: a copy of an Answer or, without Answer, of the destination of a TCP client's packets. It is used if the
-	// original is lost. The latter has no Number and no Generation.
+	// original is lost. A copy without Answer has no Number and no Generation.
 	Copy bool
 	// Record: Source is a backend that has answered Asked, and the source of its answers is the frontend of Front. It is
 	// used if the connection's entry is lost. Backend is unused. With Back: a copy of the answers of a pod to itself, used
@@ -400,7 +400,7 @@ type collection struct {
 	found func(conntrack.Tuple) (bool, error)
 	// kept reports whether a translation has a record of answers or a copy.
 	kept func(Translation) (bool, error)
-	// before is what the last collection found missing, lost what this one does.
+	// before is what the last collection found missing, lost what this collection finds missing.
 	before, lost lost
 }
 

@@ -19,10 +19,10 @@ type Metrics struct{ busy, longest *prometheus.Desc }
 func New(prefix, owned string) Metrics {
 	labels := []string{"operation"}
 	return Metrics{
-		busy: prometheus.NewDesc(prefix+"owner_busy_seconds", "How long the one goroutine that owns "+owned+
-			" was busy with each operation; every other waits as long.", labels, nil),
+		busy: prometheus.NewDesc(prefix+"owner_busy_seconds", "Time for which the goroutine that owns "+owned+
+			" was busy with each operation; other operations wait meanwhile.", labels, nil),
 		longest: prometheus.NewDesc(prefix+"owner_busy_longest_seconds",
-			"The longest of them since the start.", labels, nil),
+			"Longest time that one operation took since the start.", labels, nil),
 	}
 }
 

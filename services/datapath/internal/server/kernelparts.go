@@ -167,7 +167,7 @@ func (c Connections) warnings(now time.Time) (all []string) {
 			"observe --reason connection-budget` shows who begins them", c.OutsideSpent.UTC().Format(time.RFC3339)))
 	}
 	if c.PickUpStopped > 0 {
-		all = append(all, fmt.Sprintf("policies have ended more connections than their endpoints may have records of, %d so far: "+
+		all = append(all, fmt.Sprintf("policies have terminated more connections than endpoints may record, %d so far: "+
 			"TCP connections of %d endpoints without an entry are not picked up, and have to be opened again; `sluice shares` "+
 			"shows the records", c.Unremembered, c.PickUpStopped))
 	}

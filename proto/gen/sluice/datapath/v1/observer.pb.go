@@ -2038,8 +2038,8 @@ type FlowEnd struct {
 	Pod *v11.PodReference `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Endpoint ID; 0 if the end is not an endpoint of this node.
 	EndpointIndex uint32 `protobuf:"varint,7,opt,name=endpoint_index,json=endpointIndex,proto3" json:"endpoint_index,omitempty"`
-	// Name of the other node that the packet came from or goes to past the stack
-	// of this one; "#" and its number if the name is not known, empty without another node.
+	// Name of the other node that the packet came from or goes to, if it bypasses the stack
+	// of this node; "#" and its number if the name is not known, empty without another node.
 	NodeName      string `protobuf:"bytes,8,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -218,7 +218,7 @@ func (b *Beliefs) step(ctx context.Context, in Inputs) {
 			b.o.Log.Warn("this node has been cut off from the store too long; no longer trusting mappings of nodes that are not cut off",
 				"after", b.limit)
 		} else {
-			b.o.Log.Info("this node hears from the store again; trusting all mappings")
+			b.o.Log.Info("this node is in contact with the store again; trusting all mappings")
 		}
 	}
 	changed := b.stale || was

@@ -133,7 +133,7 @@ func (s situation) decide(p *peer, paths [2]Path) decision {
 		// If the limit is the other node's pod MTU, the path is not the cause.
 		if path := d.path(i); w != (nodemap.NextHop{}) && w.MTU < s.mtu && (p.MTU == 0 || p.MTU > w.MTU) {
 			d.notes = append(d.notes, fmt.Sprintf(
-				"pods send up to %d bytes (mtu), the path by %s takes %d of %s", s.mtu, path.Hops[0].Device, w.MTU, families[i]))
+				"pods send up to %d bytes (mtu), the path by %s carries %d of %s", s.mtu, path.Hops[0].Device, w.MTU, families[i]))
 		}
 	}
 	return d
@@ -161,7 +161,7 @@ func (s situation) overlay(p *peer, paths [2]Path) (d decision) {
 		case path.Err != nil:
 			d.why = first(d.why, path.Err.Error())
 		case path.MTU < overhead+minMTU:
-			d.why = first(d.why, fmt.Sprintf("the path to %v takes packets of %d bytes only", asks[i], path.MTU))
+			d.why = first(d.why, fmt.Sprintf("the path to %v only carries packets of up to %d bytes", asks[i], path.MTU))
 		default:
 			w := nodemap.NextHop{Ifindex: s.tunnel, MTU: path.MTU - overhead, Flags: nodemap.Overlay}
 			if i == 1 {
@@ -242,7 +242,7 @@ func (s situation) native(p *peer, paths [2]Path) (d decision) {
 		switch {
 		case !asks[i].IsValid():
 			if p.ranges[i] {
-				d.why = first(d.why, fmt.Sprintf("no %s address, but a range", family))
+				d.why = first(d.why, fmt.Sprintf("it has an %[1]s range, but no %[1]s address", family))
 			}
 			continue
 		case path.Err != nil:

@@ -117,7 +117,7 @@ func TestWaysOfAnOverlay(t *testing.T) {
 		},
 		"a path that is too narrow": {
 			change: only("192.0.2.2"), paths: map[string]Path{"192.0.2.2": {MTU: 100, Hops: six.Hops}},
-			why: "the path to 192.0.2.2 takes packets of 100 bytes only",
+			why: "the path to 192.0.2.2 only carries packets of up to 100 bytes",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -191,7 +191,8 @@ func TestWaysOfNativeRouting(t *testing.T) {
 			want: [2]nodemap.NextHop{way(2, 1400, lookup), way(2, 1500, hop)}, route4: two.Hops,
 		},
 		"without IPv6": {
-			addresses: "192.0.2.2", want: [2]nodemap.NextHop{way(2, 1500, hop), {}}, why: "no IPv6 address, but a range",
+			addresses: "192.0.2.2", want: [2]nodemap.NextHop{way(2, 1500, hop), {}},
+			why:    "it has an IPv6 range, but no IPv6 address",
 			route4: []Nexthop{{Ifindex: 2, Via: addrs("192.0.2.2")[0]}},
 		},
 		"without a path of IPv4": {

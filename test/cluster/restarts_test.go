@@ -403,13 +403,18 @@ func (r *restarted) during(t *testing.T, what string, do func() error) {
 	if loadBalancer && r.forgets {
 		errs = nil
 	}
-	kills, resets := what == allKilled || what == devnode.LoadBalancer+killed, 0
+	resets := 0
 	errs = slices.DeleteFunc(errs, func(err error) bool {
-		if kills && (errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.EOF)) {
+		reset := errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.EOF)
+		if what == allKilled {
+			// No process keeps the listener: connections that it has not accepted yet are reset, further ones refused.
+			return reset || errors.Is(err, unix.ECONNREFUSED)
+		}
+		if what == devnode.LoadBalancer+killed && reset {
 			resets++
 			return resets == 1 // the one that the killed process had accepted and not answered
 		}
-		return what == allKilled && errors.Is(err, unix.ECONNREFUSED) // no process is left that keeps the listener
+		return false
 	})
 	if len(errs) > 0 {
 		t.Errorf("%s: the health check port does not answer: %v", what, errs)

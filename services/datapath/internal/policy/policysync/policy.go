@@ -74,7 +74,7 @@ type Kernel interface {
 
 	// SetPolicy replaces both tables of an endpoint by one store.
 	SetPolicy(slot uint16, egress, ingress nodetable.ID) (epoch uint32, err error)
-	// BumpEpochs causes the connections of the endpoints to be evaluated again; without arguments, those of all
+	// BumpEpochs causes the connections of the endpoints to be evaluated again. Without arguments, it does so for all
 	// endpoints.
 	BumpEpochs(slots ...uint16) error
 	// SetAudit switches audit mode of endpoints on or off. It ignores IDs without an endpoint.

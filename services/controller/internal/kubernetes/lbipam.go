@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -125,7 +124,8 @@ func (b *Balancers) version(ctx context.Context) (string, error) {
 
 // follow follows pools and Services until ctx ends or the API server no longer has pools.
 func (b *Balancers) follow(ctx context.Context, version string) error {
-	client, err := poolClient(b.api.Config, version)
+	gv := schema.GroupVersion{Group: "cilium.io", Version: version}
+	client, err := kube.ObjectClient(b.api.Config, b.core.Client, gv.WithKind(poolKind), &pool{}, &pools{})
 	if err != nil {
 		return err
 	}
@@ -235,12 +235,11 @@ func first(annotations map[string]string, keys []string) string {
 
 // list splits a list with commas. Repeated items are left out.
 func list(text string) (items []string) {
+	seen := make(map[string]bool)
 	for item := range strings.SplitSeq(text, ",") {
-		if item = strings.TrimSpace(item); item != "" && !slices.Contains(items, item) {
+		if item = strings.TrimSpace(item); item != "" && !seen[item] {
+			seen[item] = true
 			items = append(items, item)
-			if len(items) > lbipam.MaxRequested {
-				break // too many; the rest would only cost time
-			}
 		}
 	}
 	return items
@@ -341,20 +340,6 @@ func (p *pool) pool() *lbipam.Pool {
 		out.Selects = func(s *lbipam.Service) bool { return selector.Matches(selectable{s}) }
 	}
 	return out
-}
-
-// poolClient returns a client for pools.
-func poolClient(config *rest.Config, version string) (*rest.RESTClient, error) {
-	gv := schema.GroupVersion{Group: "cilium.io", Version: version}
-	s := runtime.NewScheme()
-	s.AddKnownTypeWithName(gv.WithKind(poolKind), &pool{})
-	s.AddKnownTypeWithName(gv.WithKind(poolKind+"List"), &pools{})
-	metav1.AddToGroupVersion(s, gv)
-	c := rest.CopyConfig(config)
-	c.APIPath, c.GroupVersion = "/apis", &gv
-	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
-	c.NegotiatedSerializer = serializer.NewCodecFactory(s).WithoutConversion()
-	return rest.RESTClientFor(c)
 }
 
 // SetService implements lbipam.API.

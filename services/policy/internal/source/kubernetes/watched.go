@@ -11,10 +11,8 @@ import (
 	"net/url"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
@@ -144,17 +142,7 @@ func groupVersion(version string) schema.GroupVersion {
 	return gv
 }
 
-// restFor returns a client for one kind in one version. It uses JSON, because policies are stored as text, which
-// protobuf does not have.
+// restFor returns a client for one kind in one version. Policies are stored as text, so it uses JSON.
 func restFor(config *rest.Config, client *http.Client, version, kind string) (*rest.RESTClient, error) {
-	gv := groupVersion(version)
-	s := runtime.NewScheme()
-	s.AddKnownTypeWithName(gv.WithKind(kind), &object{})
-	s.AddKnownTypeWithName(gv.WithKind(kind+"List"), &objects{})
-	metav1.AddToGroupVersion(s, gv)
-	c := rest.CopyConfig(config)
-	c.APIPath, c.GroupVersion = "/apis", &gv
-	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
-	c.NegotiatedSerializer = serializer.NewCodecFactory(s).WithoutConversion()
-	return rest.RESTClientForConfigAndClient(c, client)
+	return kube.ObjectClient(config, client, groupVersion(version).WithKind(kind), &object{}, &objects{})
 }

@@ -64,13 +64,13 @@ type Allocator struct {
 	now          func() time.Time
 
 	mu       sync.Mutex
-	services map[Key]*Service
-	pools    map[string]*Pool
-	nodes    map[string]Node
-	listed   [3]bool // guarded by mu; services, pools and nodes are complete
-	held     map[Key][]netip.Addr
-	grants   map[Key]Grant
-	usage    map[string]Usage
+	services map[Key]*Service     // guarded by mu
+	pools    map[string]*Pool     // guarded by mu
+	nodes    map[string]Node      // guarded by mu
+	listed   [3]bool              // guarded by mu; services, pools and nodes are complete
+	held     map[Key][]netip.Addr // guarded by mu; see State
+	grants   map[Key]Grant        // guarded by mu; of the last plan
+	usage    map[string]Usage     // guarded by mu; likewise
 }
 
 // Kinds of objects that must be listed before addresses are assigned.
@@ -104,10 +104,13 @@ func New(
 func (a *Allocator) UpsertService(s *Service) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if old := a.services[s.Key]; old != nil && old.UID == s.UID && older(s.ResourceVersion, old.ResourceVersion) {
-		return // this process has written a newer version
-	} else if old != nil && old.UID != s.UID {
-		delete(a.held, s.Key)
+	if old := a.services[s.Key]; old != nil {
+		switch {
+		case old.UID != s.UID:
+			delete(a.held, s.Key)
+		case older(s.ResourceVersion, old.ResourceVersion):
+			return // this process has written a newer version
+		}
 	}
 	a.services[s.Key] = s
 	a.change()
@@ -141,10 +144,14 @@ func (a *Allocator) DeletePool(name string) {
 	a.change()
 }
 
-// UpsertNode reports a new or changed Node.
+// UpsertNode reports a new or changed Node. Kubelets change their Nodes often, and their addresses hardly ever.
 func (a *Allocator) UpsertNode(name string, n Node) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	old, known := a.nodes[name]
+	if known && slices.Equal(old.Addresses, n.Addresses) && slices.Equal(old.Pods, n.Pods) {
+		return
+	}
 	a.nodes[name] = n
 	a.change()
 }

@@ -250,6 +250,24 @@ func exchangeText(t *testing.T, c net.Conn, text string) {
 	}
 }
 
+// serverAt is a place of a server.
+type serverAt struct {
+	what string
+	ns   netns.NsHandle
+	at   netip.Addr
+}
+
+// servers returns a place of each kind for servers of pods of node a. near is another pod of the node; family is an
+// index of Addrs.
+func (f *fabric) servers(near *pod, family int) []serverAt {
+	return []serverAt{
+		{"a pod of this node", near.ns, near.Addrs()[family]},
+		{"a pod of another node", f.b.pod.ns, f.b.pod.Addrs()[family]},
+		{"outside", f.outsider, f.outsideAddrs()[family]},
+		{"the host", f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[family]},
+	}
+}
+
 // TestKernelRedirectedConnectionKeepsItsFiveTuple: a TCP connection ends at the proxy, which opens another one to the
 // server, wherever that is. Server and proxy see the client's own address and port, and the mark names the set.
 func TestKernelRedirectedConnectionKeepsItsFiveTuple(t *testing.T) {
@@ -261,16 +279,7 @@ func TestKernelRedirectedConnectionKeepsItsFiveTuple(t *testing.T) {
 		proxy := newRelay(t, f.a.k, f.a.ns)
 		for i, addr := range client.Addrs() {
 			f.routeFromOutside(t, addr, f.a)
-			for _, c := range []struct {
-				what string
-				ns   netns.NsHandle
-				at   netip.Addr
-			}{
-				{"a pod of this node", near.ns, near.Addrs()[i]},
-				{"a pod of another node", f.b.pod.ns, f.b.pod.Addrs()[i]},
-				{"outside", f.outsider, f.outsideAddrs()[i]},
-				{"the host", f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[i]},
-			} {
+			for _, c := range f.servers(near, i) {
 				t.Run(c.what+" "+addr.String(), func(t *testing.T) {
 					server := netip.AddrPortFrom(c.at, dnsPort)
 					clients := echoServer(t, c.ns, server)

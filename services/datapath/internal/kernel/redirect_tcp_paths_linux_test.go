@@ -307,16 +307,7 @@ func TestEvictedEntryWhereverTheServerIs(t *testing.T) {
 		setPolicy(t, f.a.k, client.Slot, endpointmap.Policy{Egress: namesOf7, Ingress: nodetable.Deny})
 		for i, addr := range client.Addrs() {
 			f.routeFromOutside(t, addr, f.a)
-			for _, c := range []struct {
-				what string
-				ns   netns.NsHandle
-				at   netip.Addr
-			}{
-				{"a pod of this node", near.ns, near.Addrs()[i]},
-				{"a pod of another node", f.b.pod.ns, f.b.pod.Addrs()[i]},
-				{"outside", f.outsider, f.outsideAddrs()[i]},
-				{"the host", f.a.ns, []netip.Addr{f.a.addr4, f.a.addr6}[i]},
-			} {
+			for _, c := range f.servers(near, i) {
 				t.Run(c.what+" "+addr.String(), func(t *testing.T) {
 					server := netip.AddrPortFrom(c.at, dnsPort)
 					accepted := speakServer(t, c.ns, server)

@@ -52,7 +52,7 @@ const numberSize = 1 + 8
 func splitKey(key []byte) (object string, number uint64, err error) {
 	end := len(key) - numberSize
 	if end < 0 || key[end] != 0 {
-		return "", 0, errors.New("the key has no change number")
+		return "", 0, errors.New("the key has no number of a change")
 	}
 	return string(key[:end]), binary.BigEndian.Uint64(key[end+1:]), nil
 }

@@ -35,11 +35,19 @@ static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_pac
 	return SL_REASON_NOT_IP;
 }
 
+/* Whether the device is that of the proxy which the connection is redirected to. */
+static __always_inline bool is_of_its_proxy(const struct __sk_buff *skb, __u32 flags)
+{
+	return is_device_of(skb->ifindex, SL_PROXY_HTTP) ==
+	       (is_held(flags) && flags & SL_CT_HELD_HTTP);
+}
+
 /*
- * Finds the connection of the packet. It must be redirected, its initiator must be a local pod, and
- * both ends must have the addresses with which the connection was evaluated.
+ * Finds the connection of the packet. It must be redirected to this proxy, its initiator must be a
+ * local pod, and both ends must have the addresses with which the connection was evaluated.
  */
-static __always_inline enum sl_reason find_redirected(struct sl_packet *p)
+static __always_inline enum sl_reason find_redirected(const struct __sk_buff *skb,
+						      struct sl_packet *p)
 {
 	__u16 client, server;
 	struct sl_ct *ct;
@@ -48,7 +56,8 @@ static __always_inline enum sl_reason find_redirected(struct sl_packet *p)
 	if ((p->proto != SL_UDP && p->proto != SL_TCP) || follow_fragments(p))
 		return SL_REASON_PROXY_FORGED;
 	ct = find_known(p);
-	if (!ct || !(READ_ONCE(ct->flags) & SL_CT_PROXY))
+	if (!ct || !(READ_ONCE(ct->flags) & SL_CT_PROXY) ||
+	    !is_of_its_proxy(skb, READ_ONCE(ct->flags)))
 		return SL_REASON_PROXY_FORGED;
 	p->reply = is_reply(p, ct);
 	p->node = node_of_connection(ct);
@@ -130,7 +139,7 @@ static __always_inline enum sl_reason pass(struct __sk_buff *skb, struct sl_pack
 	enum sl_reason reason = parse(skb, p);
 
 	if (!reason)
-		reason = find_redirected(p);
+		reason = find_redirected(skb, p);
 	if (reason)
 		return SL_REASON_PROXY_FORGED;
 	if (is_of_pod(p->src_slot))

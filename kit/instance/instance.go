@@ -29,14 +29,17 @@ const (
 	EtcdID         = FirstServiceID + 4 // etcd of a development node; its group has the same number
 	DatapathID     = FirstServiceID + 5
 	ControllerID   = FirstServiceID + 6 // the name of the user is still sluice-status, as in earlier versions
-	HTTPID         = FirstServiceID + 7 // proxy for HTTP and TLS, which does not exist yet
+	HTTPID         = FirstServiceID + 7
 	HubbleID       = FirstServiceID + 8
 	DNSID          = FirstServiceID + 9
 	StoreID        = FirstServiceID + 11
 )
 
-// ProxySocketName is the name of the socket for proxies in the directory of the sockets of sluice-datapath.
-const ProxySocketName = "proxy.sock"
+// Names of the sockets for proxies in the directory of the sockets of sluice-datapath.
+const (
+	ProxySocketName     = "proxy.sock" // for sluice-dns
+	HTTPProxySocketName = "proxy-http.sock"
+)
 
 // ListenersSocketName is the name of the socket in the same directory by which sluice-datapath keeps the listening
 // sockets of sluice-loadbalancer while that restarts.
@@ -113,9 +116,15 @@ func (p Paths) Socket(service string) string {
 	return filepath.Join(p.RunDir, service, service+".sock")
 }
 
-// ProxySocket returns the path of the socket on which sluice-datapath hands the queues of TAP devices to proxies.
+// ProxySocket returns the path of the socket on which sluice-datapath hands the queue of the TAP device, and the proxy
+// namespace, to sluice-dns.
 func (p Paths) ProxySocket() string {
 	return filepath.Join(p.ServiceRunDir("datapath"), ProxySocketName)
+}
+
+// HTTPProxySocket returns the path of the socket on which sluice-datapath hands the proxy namespace to sluice-http.
+func (p Paths) HTTPProxySocket() string {
+	return filepath.Join(p.ServiceRunDir("datapath"), HTTPProxySocketName)
 }
 
 // ListenersSocketBeside returns the path of the socket by which sluice-datapath keeps listening sockets, for a service

@@ -399,7 +399,7 @@ var All = []Bound{
 		Name: "queue of packets to the DNS proxy", Process: datapath, Default: "4,096 packets", Divided: ByEndpoint,
 		Beyond: "packets of an endpoint above its guarantee are dropped (`proxy-budget`)",
 		Shown:  "`observe`, `sluice_datapath_packets_total` (`proxy-budget`)",
-		In:     []string{"sl_proxy", "sl_proxy_taken"},
+		In:     []string{"sl_proxy", "sl_proxy_taken", "sl_http_taken"},
 		Tests:  []string{"TestOnePodFillsNoQueueOfAnother"},
 	},
 	{

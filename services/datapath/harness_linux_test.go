@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/workload"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/lifecycle"
@@ -133,8 +134,8 @@ type world struct {
 	cgroup     string                 // cgroup whose sockets can use services; "": none
 	pods6      netip.Prefix
 	mtu        uint16
-	proxies    func() (net.Listener, error) // nil: none can attach
-	tun        string                       // device node of TAP devices; "": the machine's
+	proxies    func(policytable.Proxy) (net.Listener, error) // nil: none can attach
+	tun        string                                        // device node of TAP devices; "": the machine's
 }
 
 var (

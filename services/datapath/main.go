@@ -28,6 +28,7 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
 	"github.com/sluice-net/sluice/kit/work"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/datapath/internal/client"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/endpoints"
@@ -241,7 +242,12 @@ func openState(p *process.Process, cfg Config, called callees) (*record.Store, a
 		phase:   p.Phase,
 		owners:  called.owners, ipam: called.ipam, identity: called.identity, spool: record.OpenSpool(cfg.SpoolDir, p.Log),
 		hearing: called.cluster, beliefs: filepath.Join(cfg.StateDir, "belief.json"),
-		proxies:   func() (net.Listener, error) { return listenBeside(p, instance.ProxySocketName) },
+		proxies: func(kind policytable.Proxy) (net.Listener, error) {
+			if kind == policytable.ProxyHTTP {
+				return listenBeside(p, instance.HTTPProxySocketName)
+			}
+			return listenBeside(p, instance.ProxySocketName)
+		},
 		listeners: func() (net.Listener, error) { return listenBeside(p, instance.ListenersSocketName) },
 	}
 	var err error

@@ -77,7 +77,7 @@ type around struct {
 	frontends     frontendstream.Service // nil: services are not translated
 	frontendState frontendstream.Memory  // nil: the state is not kept
 
-	proxies func() (net.Listener, error) // opens the socket for proxies; nil: none can attach
+	proxies func(policytable.Proxy) (net.Listener, error) // opens the socket for a kind of proxy; nil: none can attach
 	// listeners opens the socket by which sluice-loadbalancer keeps its listening sockets over a restart; nil: it
 	// does not.
 	listeners func() (net.Listener, error)
@@ -94,7 +94,7 @@ type datapath struct {
 	Kernel      *kernel.Kernel
 	Ranges      *podrange.Set
 	Devices     *netdev.Netdev
-	Proxy       *proxy.Proxy // nil with validateOnly
+	Proxies     proxy.List // nil with validateOnly
 	Node        *nodes.Node
 	Policy      *policy.Policy     // nil in policy mode none
 	Services    *services.Services // nil: services are not translated
@@ -131,8 +131,8 @@ var (
 		server.Backends
 	} = (*services.Services)(nil)
 	_ interface {
-		server.Proxy
-	} = (*proxy.Proxy)(nil)
+		server.Proxies
+	} = proxy.List(nil)
 	_ interface {
 		server.Cluster
 	} = (*nodes.Node)(nil)
@@ -165,7 +165,7 @@ func open(ctx context.Context, cfg Config, a around) (_ *datapath, err error) {
 		return nil, err
 	}
 	for _, part := range []func(Config, around) error{
-		d.openRanges, d.openDevices, d.openProxy, d.openNode, d.openPolicy, d.openServices, d.openObservation,
+		d.openRanges, d.openDevices, d.openProxies, d.openNode, d.openPolicy, d.openServices, d.openObservation,
 		d.openEndpoints, d.openCollector, d.list,
 	} {
 		if err := part(cfg, a); err != nil {
@@ -185,8 +185,8 @@ func (d *datapath) list(_ Config, a around) error {
 	if d.Services != nil {
 		add(d.Services)
 	}
-	if d.Proxy != nil {
-		add(d.Proxy)
+	if d.Proxies != nil {
+		add(d.Proxies)
 	}
 	if d.Services != nil && a.listeners != nil {
 		add(keptListeners{listeners.NewStore(listeners.StoreOptions{
@@ -286,9 +286,9 @@ func (d *datapath) setsSysctls(cfg Config) (set bool, err error) {
 	return set, err
 }
 
-// openProxy opens what the DNS proxy attaches to. It opens the device node of TAP devices, which the sandbox forbids
-// later.
-func (d *datapath) openProxy(cfg Config, a around) error {
+// openProxies opens what sluice-dns and sluice-http attach to. It opens the device node of TAP devices, which the sandbox
+// forbids later.
+func (d *datapath) openProxies(cfg Config, a around) error {
 	if cfg.ValidateOnly || a.proxies == nil {
 		return nil
 	}
@@ -301,13 +301,26 @@ func (d *datapath) openProxy(cfg Config, a around) error {
 		return err
 	}
 	d.closers = append(d.closers, func() error { device.Close(); return nil })
-	heartbeats, err := d.Kernel.Proxies.Heartbeats()
+	for _, o := range []proxy.Options{
+		{Kind: policytable.ProxyDNS, Device: device, Users: []uint32{0, instance.DNSID}},
+		{Kind: policytable.ProxyHTTP, Users: []uint32{0, instance.HTTPID}},
+	} {
+		if err := d.openProxy(cfg, a, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openProxy opens the proxy namespace of a kind of proxy, and what its process attaches to.
+func (d *datapath) openProxy(cfg Config, a around, o proxy.Options) error {
+	heartbeats, err := d.Kernel.Proxies.Heartbeats(o.Kind)
 	if err != nil {
 		return fmt.Errorf("open the heartbeats of proxies: %w", err)
 	}
 	d.closers = append(d.closers, heartbeats.Close)
 	space, err := proxyns.Open(proxyns.Options{
-		Home: d.Home, Instance: a.instance, Kind: policytable.ProxyDNS, ProcSysNet: cfg.ProcSysNet,
+		Home: d.Home, Instance: a.instance, Kind: o.Kind, ProcSysNet: cfg.ProcSysNet,
 		Programs: func() []*program.Program { return d.Kernel.Programs.On(program.Taps) },
 		Inside:   func() []*program.Program { return d.Kernel.Programs.On(program.ProxyNamespaces) },
 	})
@@ -315,11 +328,10 @@ func (d *datapath) openProxy(cfg Config, a around) error {
 		return err
 	}
 	d.closers = append(d.closers, func() error { space.Close(); return nil })
-	d.Proxy = proxy.Open(proxy.Options{
-		Kind: policytable.ProxyDNS, Device: device, Maps: d.Kernel.Proxies, Heartbeats: heartbeats.FD(),
-		Listen: a.proxies, Encode: server.ProxyAttachment, Users: []uint32{0, instance.DNSID}, Log: a.log,
-		Namespace: space, Decode: server.ProxyRequest, EncodeReply: server.ProxyReply,
-	})
+	o.Maps, o.Heartbeats, o.Namespace, o.Log = d.Kernel.Proxies, heartbeats.FD(), space, a.log
+	o.Listen = func() (net.Listener, error) { return a.proxies(o.Kind) }
+	o.Encode, o.Decode, o.EncodeReply = server.ProxyAttachment, server.ProxyRequest, server.ProxyReply
+	d.Proxies = append(d.Proxies, proxy.Open(o))
 	return nil
 }
 
@@ -345,8 +357,8 @@ func (d *datapath) openNode(cfg Config, a around) (err error) {
 		Source: a.cluster, Registry: a.registry, Publisher: a.publisher, Hearing: a.hearing,
 		Numbers: a.numbers, Beliefs: a.beliefs, ValidateOnly: cfg.ValidateOnly,
 	}
-	if d.Proxy != nil {
-		o.Proxy = d.Proxy
+	if d.Proxies != nil {
+		o.Proxy = d.Proxies
 	}
 	if cfg.Masquerade.Enabled {
 		o.Masquerade = &cfg.Masquerade.Except
@@ -495,12 +507,17 @@ func uninstallNode(name string, cidrs []netip.Prefix) error {
 		return err
 	}
 	defer device.Close()
-	space, err := proxyns.Open(proxyns.Options{Home: home, Instance: name, Kind: policytable.ProxyDNS})
+	err = errors.Join(device.Remove(), removeProxyNamespace(home, name, policytable.ProxyDNS),
+		removeProxyNamespace(home, name, policytable.ProxyHTTP), others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
+	// The firewall is removed last: until then it drops packets from devices without programs.
+	return errors.Join(err, firewall.New(home, name, nil, firewall.Marks{}).Remove())
+}
+
+func removeProxyNamespace(home *netns.Namespace, name string, kind policytable.Proxy) error {
+	space, err := proxyns.Open(proxyns.Options{Home: home, Instance: name, Kind: kind})
 	if err != nil {
 		return err
 	}
 	defer space.Close()
-	err = errors.Join(device.Remove(), space.Remove(), others.RemoveAll(), dev.RemoveDevices(), dev.RemoveNode())
-	// The firewall is removed last: until then it drops packets from devices without programs.
-	return errors.Join(err, firewall.New(home, name, nil, firewall.Marks{}).Remove())
+	return space.Remove()
 }

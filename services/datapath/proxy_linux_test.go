@@ -65,10 +65,13 @@ func attachTo(t testing.TB, socket string) *attached {
 		t.Fatalf("%d control messages, %v", len(messages), err)
 	}
 	files, err := unix.ParseUnixRights(&messages[0])
-	if err != nil || len(files) != 2 {
+	if err != nil || len(files) != 2 && (len(files) != 1 || a.GetTapDevice() != "") {
 		t.Fatalf("descriptors %v, %v", files, err)
 	}
-	a.queue, a.heartbeats = files[0], files[1]
+	a.queue = -1
+	if a.heartbeats = files[len(files)-1]; len(files) == 2 {
+		a.queue = files[0]
+	}
 	t.Cleanup(a.closeFiles)
 	return a
 }
@@ -321,7 +324,13 @@ func TestKernelUninstallRemovesTheDeviceOfALivingProxy(t *testing.T) {
 func withProxies(w *world, tun string) (socket string) {
 	w.t.Helper()
 	socket = filepath.Join(w.dir, "proxy.sock")
-	w.proxies = func() (net.Listener, error) { return rpc.Listen(socket, rpc.ListenOptions{Packets: true}) }
+	w.proxies = func(kind policytable.Proxy) (net.Listener, error) {
+		path := socket
+		if kind == policytable.ProxyHTTP {
+			path = filepath.Join(w.dir, "proxy-http.sock")
+		}
+		return rpc.Listen(path, rpc.ListenOptions{Packets: true})
+	}
 	w.tun = tun
 	return socket
 }
@@ -384,8 +393,8 @@ func TestKernelWithoutTUNTheStatusNamesIt(t *testing.T) {
 	socket := withProxies(w, missing)
 	w.start(false)
 	awaitSocket(t, socket)
-	s, err := w.node.Proxy.Status()
-	if err != nil || !strings.Contains(s.Problem, missing) {
+	s, err := w.node.Proxies.Status()
+	if err != nil || len(s) != 1 || !strings.Contains(s[0].Problem, missing) {
 		t.Errorf("status %+v, %v, want the path", s, err)
 	}
 	c, err := net.Dial("unixpacket", socket)
@@ -397,7 +406,7 @@ func TestKernelWithoutTUNTheStatusNamesIt(t *testing.T) {
 		t.Errorf("the connection has %v, want that it is closed", err)
 	}
 	servicetest.EventuallyNil(t, "a warning names the path", func() error {
-		if lines := w.node.Proxy.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], missing) {
+		if lines := w.node.Proxies.Warnings(); len(lines) != 1 || !strings.Contains(lines[0], missing) {
 			return fmt.Errorf("warnings %q", lines)
 		}
 		return nil

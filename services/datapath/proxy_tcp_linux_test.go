@@ -6,15 +6,18 @@ package main
 import (
 	"errors"
 	"net"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/policytable"
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/services/datapath/internal/proxy/proxyns"
 )
 
@@ -183,6 +186,49 @@ func TestKernelProxyGetsTheProxyNamespace(t *testing.T) {
 	files = fourth.namespace(t, own, files[1], files[2])
 	if got := inode(t, files[0]); got == namespace || got == inode(t, own) || n.spaceDevice() == device {
 		t.Error("the datapath uses a namespace that its device does not lead to")
+	}
+	n.noDifferences()
+}
+
+// TestKernelHTTPProxyGetsANamespaceOfItsOwn: it attaches to a socket of its own, receives no queue, and its namespace and
+// heartbeat are not those of the DNS proxy.
+func TestKernelHTTPProxyGetsANamespaceOfItsOwn(t *testing.T) {
+	usableTUN(t)
+	n := newNode(t)
+	n.start()
+	dns := attachTo(t, n.proxySocket())
+	http := attachTo(t, filepath.Join(n.dir, "run", instance.HTTPProxySocketName))
+	if http.GetProxy() != netv1.Proxy_PROXY_HTTP || http.GetTapDevice() != "" || http.queue >= 0 {
+		t.Errorf("the HTTP proxy received %v", http.ProxyAttachment)
+	}
+	spaces := [][]int{dns.namespace(t), http.namespace(t)}
+	if inode(t, spaces[0][0]) == inode(t, spaces[1][0]) {
+		t.Error("both kinds of proxies have the same namespace")
+	}
+	if got := http.sockets(t, 3, true); len(got) != 3 {
+		t.Errorf("%d sockets, want 3", len(got))
+	}
+	http.beat(t)
+	s, err := n.datapath.GetStatus(t.Context(), &datapathv1.GetStatusRequest{})
+	if err != nil || len(s.GetProxies()) != 2 {
+		t.Fatalf("proxies %v, %v", s.GetProxies(), err)
+	}
+	for i, p := range s.GetProxies() {
+		if !p.GetAttached() || !p.GetTcpAttached() || (p.GetHeartbeatAge() != nil) != (i == 1) {
+			t.Errorf("status %v", p)
+		}
+	}
+	n.noDifferences()
+
+	// A restart: both return their namespaces.
+	n.stop()
+	n.start()
+	http = attachTo(t, filepath.Join(n.dir, "run", instance.HTTPProxySocketName))
+	if files := http.namespace(t, spaces[1]...); inode(t, files[0]) != inode(t, spaces[1][0]) {
+		t.Error("after a restart, the proxy gets another namespace")
+	}
+	if files := attachTo(t, n.proxySocket()).namespace(t, spaces[0]...); inode(t, files[0]) != inode(t, spaces[0][0]) {
+		t.Error("after a restart, the DNS proxy gets another namespace")
 	}
 	n.noDifferences()
 }

@@ -7,6 +7,7 @@ require (
 	github.com/sluice-net/sluice/kit v0.0.0
 	github.com/sluice-net/sluice/model v0.0.0
 	github.com/sluice-net/sluice/proto v0.0.0
+	github.com/sluice-net/sluice/proxy v0.0.0
 	golang.org/x/net v0.61.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
@@ -45,4 +46,5 @@ replace (
 	github.com/sluice-net/sluice/kit => ../../kit
 	github.com/sluice-net/sluice/model => ../../model
 	github.com/sluice-net/sluice/proto => ../../proto
+	github.com/sluice-net/sluice/proxy => ../../proxy
 )

@@ -18,12 +18,15 @@ import (
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/kit/version"
+	netv1 "github.com/sluice-net/sluice/proto/gen/sluice/net/v1"
 	"github.com/sluice-net/sluice/proto/wire"
+	"github.com/sluice-net/sluice/proxy/attach"
+	"github.com/sluice-net/sluice/proxy/endpoints"
+	"github.com/sluice-net/sluice/proxy/pods"
+	"github.com/sluice-net/sluice/proxy/rulesets"
 	"github.com/sluice-net/sluice/services/dns/internal/client"
-	"github.com/sluice-net/sluice/services/dns/internal/client/attach"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
-	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/report"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 	"github.com/sluice-net/sluice/services/dns/internal/server"
@@ -71,33 +74,35 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	sets := rules.New()
-	followed := client.NewRuleSets(conn, sets, table.Unenforced, p.Log)
+	followed := rulesets.New(conn, rulesets.Options{
+		Proxy: netv1.Proxy_PROXY_DNS, Rules: rules.Sets{Rules: sets}, Listed: table.Unenforced, Log: p.Log,
+	})
 	reporter := report.New(cfg.events, client.NewObservers(datapath))
 	messages := exchange.New(exchange.Options{
 		Rules: sets, Table: table, Enforcer: client.New(conn), Cluster: client.NewCluster(cluster),
 		Refusal: cfg.refusal, LearnFrom: cfg.learnFrom, HoldFor: cfg.Hold, Now: time.Now,
 		Report: reporter,
 	})
-	endpoints := pods.New(cfg.Shares.settings(), messages.Leave)
-	watched := client.NewEndpoints(datapath, endpoints, cfg.Shares.settings().Label(), p.Log)
+	known := pods.New(cfg.Shares.settings(), messages.Leave)
+	watched := endpoints.New(datapath, known, cfg.Shares.settings().Label(), p.Log)
 	held := server.NewHeld()
 	packets := tap.New(tap.Options{
-		Exchange: messages, Rules: sets, Pods: endpoints, Log: p.Log,
+		Exchange: messages, Rules: sets, Pods: known, Log: p.Log,
 		Held: func(d time.Duration) { held.Observe(d.Seconds()) },
 	})
 	var streams *stream.Server
 	attachment := attach.New(attach.Options{
-		Socket: cfg.ProxySocket, Log: p.Log, Use: func(fd int) (attach.Queue, error) { return packets.Use(fd) },
+		Proxy: netv1.Proxy_PROXY_DNS, Socket: cfg.ProxySocket, Log: p.Log, Use: func(fd int) (attach.Queue, error) { return packets.Use(fd) },
 		Listen: func(fds []int) { streams.Listen(fds) },
 	})
 	streams = stream.New(stream.Options{
-		Exchange: messages, Rules: sets, Pods: endpoints, Take: attachment.Take, Later: packets.Later,
+		Exchange: messages, Rules: sets, Pods: known, Take: attachment.Take, Later: packets.Later,
 		Held: func(d time.Duration) { held.Observe(d.Seconds()) }, Log: p.Log,
 	})
 	if err := errors.Join(p.Metrics.Register(held), p.Metrics.Register(server.NewMetrics(server.Sources{
 		Table: table, Rules: sets, RuleSets: followed.Err, Counts: &messages.Counts, State: file.Problem,
 		Packets: &packets.Counts, Fragments: packets.Fragments, Attached: attachment.Err,
-		Endpoints: endpoints.Len, EndpointWatch: watched.Err, Unreported: reporter.Lost,
+		Endpoints: known.Len, EndpointWatch: watched.Err, Unreported: reporter.Lost,
 		Streams: streams.Len, StreamCounts: &streams.Counts, StreamsAttached: attachment.TCPErr,
 	}))); err != nil {
 		return err

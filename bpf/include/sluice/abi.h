@@ -411,8 +411,12 @@ struct sl_rule {
 };
 _Static_assert(sizeof(struct sl_rule) == 8, "one word");
 
-/* Kinds of proxies: sl_rule.redirect, and indices of sl_proxy and sl_proxy_beat. */
+/*
+ * Kinds of proxies: sl_rule.redirect, and indices of sl_proxy and sl_proxy_beat. The HTTP proxy
+ * takes TCP connections only, so its index of sl_proxy has its proxy namespace.
+ */
 #define SL_PROXY_DNS 1
+#define SL_PROXY_HTTP 2
 #define SL_MAX_PROXIES 8
 
 /* Index of sl_proxy for the proxy namespace, to which the DNS proxy's TCP connections go. */
@@ -438,8 +442,8 @@ struct sl_proxy {
 };
 _Static_assert(sizeof(struct sl_proxy) == 32, "no padding");
 
-/* Value of sl_proxy_taken, at the slot: how many packets for a proxy the endpoint has sent in a
- * window. */
+/* Value of sl_proxy_taken and sl_http_taken, at the slot: how many packets for a proxy the endpoint
+ * has sent in a window. */
 struct sl_proxy_taken {
 	__u64 packets SL_BITS("@0:32"); /* upper half: the window */
 };
@@ -529,6 +533,9 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
  * the proxy. Such a connection has no position in a ring.
  */
 #define SL_CT_HELD 0x80000
+/* With SL_CT_HELD: the HTTP proxy ends it, otherwise the DNS proxy. */
+#define SL_CT_HELD_HTTP 0x100000
+#define SL_CT_HELD_BITS (SL_CT_HELD | SL_CT_HELD_HTTP)
 /*
  * bits 31..19: the position in its ring; 0: unknown, because an earlier version created the entry
  */
@@ -754,6 +761,7 @@ _Static_assert(sizeof(struct sl_fragment) == 40, "no padding");
 #define SL_REDIRECTS_TO_PROXY 1
 #define SL_REDIRECTS_NOT_NOW 2 /* without the proxy: it is unavailable, or audit mode is on */
 #define SL_REDIRECTS_HELD 3 /* to the proxy, which has the connection; now no rule redirects it */
+#define SL_REDIRECTS_HTTP 0x80 /* flag: the proxy is the HTTP proxy */
 
 /* The verdict of one side. */
 struct sl_side {

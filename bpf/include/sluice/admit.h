@@ -92,10 +92,11 @@ static __noinline enum sl_reason evaluate_reverse(struct sl_packet *p)
  */
 __noinline int answers_proxy(struct sl_packet *p)
 {
-	if (!p || p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST || !has_namespace())
+	if (!p || p->dst_slot == SL_SLOT_NONE || p->dst_slot == SL_SLOT_HOST ||
+	    (!has_namespace(false) && !has_namespace(true)))
 		return 0;
 	p->reply = 1;
-	if (!evaluate_sides(p, SL_BOTH_SIDES) && p->egress.redirects == SL_REDIRECTS_TO_PROXY)
+	if (!evaluate_sides(p, SL_BOTH_SIDES) && redirection(&p->egress) == SL_REDIRECTS_TO_PROXY)
 		return 1;
 	p->reply = 0;
 	__builtin_memset(&p->egress, 0, sizeof(p->egress));
@@ -406,8 +407,8 @@ __noinline enum sl_reason admit_again(struct __sk_buff *skb, struct sl_packet *p
 		 * packet */
 		if (p->hook == SL_INGRESS)
 			__sync_fetch_and_or(&ct->flags, SL_CT_VIA_STACK);
-		if (unlikely(is_held(flags)) && !held_flag(p))
-			__sync_fetch_and_and(&ct->flags, ~SL_CT_HELD);
+		if (unlikely(is_held(flags)) && (flags & SL_CT_HELD_BITS) != held_flags(p))
+			__sync_fetch_and_and(&ct->flags, ~SL_CT_HELD_BITS);
 		restamp(p, ct, READ_ONCE(ct->epochs), READ_ONCE(ct->where), addr_epochs);
 		recall_service(p, ct);
 		advance(p, ct);
@@ -465,13 +466,22 @@ static __always_inline __u32 known_peer(const struct sl_packet *p, const struct 
 
 /*
  * A connection that the proxy has stays with it: the server knows only the sequence numbers of the
- * proxy's socket. If the proxy has ended, the stack of its namespace resets the connection.
+ * proxy's socket. If the proxy has ended, the stack of its namespace resets the connection. If a
+ * rule redirects it to the other kind of proxy now, the namespace of that one resets it.
  */
-static __always_inline void keep_with_proxy(struct sl_packet *p, const struct sl_ct *ct)
+static __always_inline void keep_with_proxy(struct sl_packet *p, struct sl_ct *ct)
 {
-	if (is_held(READ_ONCE(ct->flags)) && p->egress.redirects != SL_REDIRECTS_TO_PROXY &&
-	    has_namespace())
-		p->egress.redirects = SL_REDIRECTS_HELD;
+	__u32 flags = READ_ONCE(ct->flags);
+	bool http = flags & SL_CT_HELD_HTTP;
+
+	if (!is_held(flags))
+		return;
+	if (redirection(&p->egress) != SL_REDIRECTS_TO_PROXY) {
+		if (has_namespace(http))
+			p->egress.redirects = SL_REDIRECTS_HELD | (http ? SL_REDIRECTS_HTTP : 0);
+	} else if (http && !is_for_http(&p->egress)) {
+		__sync_fetch_and_and(&ct->flags, ~SL_CT_HELD_HTTP);
+	}
 }
 
 /* A client that the host masquerades is evaluated with the identity of the world. */

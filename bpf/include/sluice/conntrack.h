@@ -476,10 +476,12 @@ static __always_inline bool is_held(__u32 flags)
 	return (flags & (SL_CT_PROXY | SL_CT_HELD)) == (SL_CT_PROXY | SL_CT_HELD);
 }
 
-/* SL_CT_HELD, if the segment goes to the proxy. */
-static __always_inline __u32 held_flag(const struct sl_packet *p)
+/* SL_CT_HELD and the kind of proxy, if a rule sends the segment to a proxy. */
+static __always_inline __u32 held_flags(const struct sl_packet *p)
 {
-	return p->proto == SL_TCP && p->egress.redirects == SL_REDIRECTS_TO_PROXY ? SL_CT_HELD : 0;
+	if (p->proto != SL_TCP || redirection(&p->egress) != SL_REDIRECTS_TO_PROXY)
+		return 0;
+	return is_for_http(&p->egress) ? SL_CT_HELD | SL_CT_HELD_HTTP : SL_CT_HELD;
 }
 
 /* Creates the entry of a connection that both sides allow. */
@@ -510,7 +512,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	if (begins_in_stack(p))
 		ct->flags |= SL_CT_VIA_STACK;
 	if (p->egress.redirects)
-		ct->flags |= SL_CT_PROXY | held_flag(p);
+		ct->flags |= SL_CT_PROXY | held_flags(p);
 	if (p->reply ? !p->low : p->low)
 		ct->flags |= SL_CT_ORIG_LO;
 
@@ -732,7 +734,7 @@ __noinline int restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u6
 	/* Set before the epochs: with new epochs but no flag, packets would bypass the proxy. Never
 	 * cleared: if the map has reassigned the element to another connection, the packets of that
 	 * connection would bypass the proxy. */
-	proxy = p->egress.redirects ? SL_CT_PROXY | held_flag(p) : 0;
+	proxy = p->egress.redirects ? SL_CT_PROXY | held_flags(p) : 0;
 	if (proxy & ~READ_ONCE(ct->flags))
 		__sync_fetch_and_or(&ct->flags, proxy);
 	new_ids = (__u64)id_r << 32 | id_i;

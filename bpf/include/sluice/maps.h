@@ -193,13 +193,32 @@ struct {
 	__type(value, __u64);
 } sl_proxy_beat SEC(".maps");
 
-/* slot -> packets of the endpoint in a proxy's queue */
+/* 0 -> heartbeat of the HTTP proxy. A map of its own: this proxy reads what strangers send, and
+ * must not be able to write the heartbeats of others.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, __u64);
+} sl_http_beat SEC(".maps");
+
+/* slot -> packets of the endpoint in the queue to the DNS proxy */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SL_MAX_SLOTS);
 	__type(key, sl_share_index);
 	__type(value, struct sl_proxy_taken);
 } sl_proxy_taken SEC(".maps");
+
+/* slot -> new connections of the endpoint that wait for the HTTP proxy */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SL_MAX_SLOTS);
+	__type(key, sl_share_index);
+	__type(value, struct sl_proxy_taken);
+} sl_http_taken SEC(".maps");
 
 /* number -> key of an identity class, hash of a table; no program reads them */
 struct {

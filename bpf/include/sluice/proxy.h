@@ -48,10 +48,13 @@ static __always_inline bool is_attached(__u64 word)
 	return (__u32)word && word >> 32 == SL_PROXY_ATTACHED;
 }
 
-static __always_inline __u64 last_beat(__u32 kind)
+static __always_inline __u64 last_beat(bool http)
 {
-	__u64 *beat = bpf_map_lookup_elem(&sl_proxy_beat, &kind);
+	__u32 dns = SL_PROXY_DNS, first = 0;
+	__u64 *beat;
 
+	beat = http ? bpf_map_lookup_elem(&sl_http_beat, &first)
+		    : bpf_map_lookup_elem(&sl_proxy_beat, &dns);
 	return beat ? READ_ONCE(*beat) : 0;
 }
 
@@ -62,25 +65,42 @@ static __always_inline bool is_device_of(__u32 ifindex, __u32 kind)
 	return proxy && ifindex && (__u32)proxy_word(proxy) == ifindex;
 }
 
-/* Whether there is a proxy namespace. */
-static __always_inline bool has_namespace(void)
+/* Index of sl_proxy for the namespace with the TCP connections of the HTTP or the DNS proxy. */
+static __always_inline __u32 namespace_of(bool http)
 {
-	struct sl_proxy *proxy = proxy_of(SL_PROXY_DNS_TCP);
+	return http ? SL_PROXY_HTTP : SL_PROXY_DNS_TCP;
+}
+
+static __always_inline bool has_namespace(bool http)
+{
+	struct sl_proxy *proxy = proxy_of(namespace_of(http));
 
 	return proxy && (__u32)proxy_word(proxy);
+}
+
+/* How the verdict of a side redirects, without the kind of proxy: SL_REDIRECTS_... */
+static __always_inline __u8 redirection(const struct sl_side *side)
+{
+	return side->redirects & ~SL_REDIRECTS_HTTP;
+}
+
+static __always_inline bool is_for_http(const struct sl_side *side)
+{
+	return side->redirects & SL_REDIRECTS_HTTP;
 }
 
 /* Whether packets of a proxy arrive by the device. */
 static __always_inline bool is_of_proxy(__u32 ifindex)
 {
-	return is_device_of(ifindex, SL_PROXY_DNS) || is_device_of(ifindex, SL_PROXY_DNS_TCP);
+	return is_device_of(ifindex, SL_PROXY_DNS) || is_device_of(ifindex, SL_PROXY_DNS_TCP) ||
+	       is_device_of(ifindex, SL_PROXY_HTTP);
 }
 
 /* Applies a rule that redirects to a TCP segment. */
-static __always_inline enum sl_reason redirect_segment(const struct sl_question *q, bool passes,
-						       struct sl_side *side)
+static __always_inline enum sl_reason redirect_segment(const struct sl_question *q, bool http,
+						       bool passes, struct sl_side *side)
 {
-	struct sl_proxy *proxy = proxy_of(SL_PROXY_DNS_TCP);
+	struct sl_proxy *proxy = proxy_of(namespace_of(http));
 	__u64 word;
 
 	if (!proxy)
@@ -95,7 +115,7 @@ static __always_inline enum sl_reason redirect_segment(const struct sl_question 
 		return SL_REASON_NO_PROXY;
 	if (!is_attached(word) && q->may_redirect == SL_REDIRECT_BEGIN)
 		return SL_REASON_PROXY_AWAY;
-	side->redirects = SL_REDIRECTS_TO_PROXY;
+	side->redirects = SL_REDIRECTS_TO_PROXY | (http ? SL_REDIRECTS_HTTP : 0);
 	return SL_CONTINUE;
 }
 
@@ -108,16 +128,19 @@ static __always_inline enum sl_reason redirect(const struct sl_rule *rule,
 	struct sl_proxy *proxy;
 	__u64 word;
 
-	if (!q->may_redirect || kind != SL_PROXY_DNS || !(rule->flags & SL_RULE_SET))
+	if (!q->may_redirect || !(rule->flags & SL_RULE_SET) ||
+	    (kind != SL_PROXY_DNS && kind != SL_PROXY_HTTP))
 		return SL_REASON_NO_PROXY;
 	if (q->may_redirect != SL_REDIRECT_DATAGRAM)
-		return redirect_segment(q, passes, side);
+		return redirect_segment(q, kind == SL_PROXY_HTTP, passes, side);
+	if (kind == SL_PROXY_HTTP)
+		return SL_REASON_NO_PROXY;
 	proxy = proxy_of(kind);
 	if (!proxy)
 		return SL_REASON_NO_PROXY;
 	word = proxy_word(proxy);
 	if (is_attached(word) &&
-	    !(passes && (__s64)(bpf_ktime_get_ns() - last_beat(kind)) > SL_PROXY_LATE)) {
+	    !(passes && (__s64)(bpf_ktime_get_ns() - last_beat(false)) > SL_PROXY_LATE)) {
 		side->redirects = SL_REDIRECTS_TO_PROXY;
 		return SL_CONTINUE;
 	}
@@ -150,12 +173,15 @@ static __always_inline __u64 begin_window(struct sl_proxy *proxy, __u64 beat)
 /*
  * Whether the endpoint may send n more packets to the proxy. Two CPUs may both take the last ones.
  */
-static __always_inline bool within_queue(struct sl_proxy *proxy, __u32 kind, __u32 slot, __u32 n)
+static __always_inline bool within_queue(struct sl_proxy *proxy, bool http, __u32 slot, __u32 n)
 {
-	struct sl_proxy_taken *taken = bpf_map_lookup_elem(&sl_proxy_taken, &slot);
-	__u64 window = begin_window(proxy, last_beat(kind)) >> 10 << 32, packets;
+	__u64 window, packets;
+	struct sl_proxy_taken *taken;
 	__u32 takers, last;
 
+	taken = http ? bpf_map_lookup_elem(&sl_http_taken, &slot)
+		     : bpf_map_lookup_elem(&sl_proxy_taken, &slot);
+	window = begin_window(proxy, last_beat(http)) >> 10 << 32;
 	if (!taken || READ_ONCE(proxy->given) + n > 2 * SL_PROXY_WINDOW)
 		return false;
 	packets = READ_ONCE(taken->packets);

@@ -30,8 +30,9 @@
 /* Whether a proxy must hold the packet. Only egress rules of local pods redirect. */
 static __always_inline bool is_redirected(const struct sl_packet *p)
 {
-	return unlikely(p->egress.redirects == SL_REDIRECTS_TO_PROXY ||
-			p->egress.redirects == SL_REDIRECTS_HELD);
+	__u8 how = redirection(&p->egress);
+
+	return unlikely(how == SL_REDIRECTS_TO_PROXY || how == SL_REDIRECTS_HELD);
 }
 
 static __always_inline bool is_of_pod(__u16 slot)
@@ -48,7 +49,7 @@ __noinline int rule_set_of(struct sl_packet *p)
 
 	if (!p || !is_redirected(p))
 		return 0;
-	if (p->egress.redirects == SL_REDIRECTS_HELD)
+	if (redirection(&p->egress) == SL_REDIRECTS_HELD)
 		return SL_SET_HELD;
 	id = p->egress.table;
 	table = bpf_map_lookup_elem(&sl_table, &id);
@@ -107,9 +108,10 @@ static __always_inline bool is_plain_segment(const struct sl_packet *p)
 static __always_inline enum sl_reason find_proxy(const struct sl_packet *p, __u32 *ifindex)
 {
 	bool tcp = p->proto == SL_TCP;
-	struct sl_proxy *proxy = proxy_of(tcp ? SL_PROXY_DNS_TCP : SL_PROXY_DNS);
+	struct sl_proxy *proxy;
 	__u64 word;
 
+	proxy = proxy_of(tcp ? namespace_of(is_for_http(&p->egress)) : SL_PROXY_DNS);
 	if (!proxy || (tcp && !is_plain_segment(p)))
 		return SL_REASON_NO_PROXY;
 	word = proxy_word(proxy);
@@ -124,14 +126,19 @@ static __always_inline enum sl_reason find_proxy(const struct sl_packet *p, __u3
 __noinline enum sl_reason give_to_proxy(struct __sk_buff *skb, struct sl_packet *p, __u32 *ifindex)
 {
 	struct sl_tag tag = { .local = 2, .version = SL_TAG_VERSION, .local2 = 2 };
-	struct sl_proxy *proxy = proxy_of(SL_PROXY_DNS);
 	struct sl_endpoint *dst;
+	struct sl_proxy *proxy;
 	enum sl_reason reason;
 	__u16 client;
 	__u32 packets;
+	bool http;
 	int set;
 
-	if (!p || !ifindex || !proxy)
+	if (!p || !ifindex)
+		return SL_REASON_NO_PROXY;
+	http = is_for_http(&p->egress);
+	proxy = proxy_of(http ? SL_PROXY_HTTP : SL_PROXY_DNS);
+	if (!proxy)
 		return SL_REASON_NO_PROXY;
 	/* the stack answers, or fragments the packet; sluice_to_pod sees the fragments */
 	if (SL_PROGRAM != SL_PROGRAM_FROM_POD && SL_PROGRAM != SL_PROGRAM_TO_POD) {
@@ -150,7 +157,7 @@ __noinline enum sl_reason give_to_proxy(struct __sk_buff *skb, struct sl_packet 
 		return SL_REASON_NO_PROXY;
 	client = READ_ONCE(p->reply) ? p->dst_slot : p->src_slot;
 	packets = packets_of(skb, p);
-	if (packets && !within_queue(proxy, SL_PROXY_DNS, client, packets))
+	if (packets && !within_queue(proxy, http, client, packets))
 		return SL_REASON_PROXY_BUDGET;
 	if (rewrite_for_proxy(skb, p))
 		return SL_REASON_REWRITE_FAILED;

@@ -298,7 +298,7 @@ __noinline enum sl_reason evaluate_side(const struct sl_question *q, struct sl_s
 		return SL_CONTINUE;
 	case SL_CONTINUE:
 		/* the proxy would refuse traffic that its rules do not allow */
-		if (side->redirects == SL_REDIRECTS_TO_PROXY && q->flags & SL_EP_AUDIT) {
+		if (redirection(side) == SL_REDIRECTS_TO_PROXY && q->flags & SL_EP_AUDIT) {
 			side->redirects = SL_REDIRECTS_NOT_NOW;
 			side->audited = 1;
 		}

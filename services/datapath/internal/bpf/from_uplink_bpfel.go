@@ -42,6 +42,8 @@ const (
 	FromUplinkMapSlFront             = "sl_front"
 	FromUplinkMapSlGen               = "sl_gen"
 	FromUplinkMapSlHeld              = "sl_held"
+	FromUplinkMapSlHttpBeat          = "sl_http_beat"
+	FromUplinkMapSlHttpTaken         = "sl_http_taken"
 	FromUplinkMapSlId                = "sl_id"
 	FromUplinkMapSlIf                = "sl_if"
 	FromUplinkMapSlIp4               = "sl_ip4"
@@ -176,6 +178,8 @@ type FromUplinkMapSpecs struct {
 	SlFront       *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen         *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlHeld        *ebpf.MapSpec `ebpf:"sl_held"`
+	SlHttpBeat    *ebpf.MapSpec `ebpf:"sl_http_beat"`
+	SlHttpTaken   *ebpf.MapSpec `ebpf:"sl_http_taken"`
 	SlId          *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf          *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4         *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -286,6 +290,8 @@ type FromUplinkMaps struct {
 	SlFront       *ebpf.Map `ebpf:"sl_front"`
 	SlGen         *ebpf.Map `ebpf:"sl_gen"`
 	SlHeld        *ebpf.Map `ebpf:"sl_held"`
+	SlHttpBeat    *ebpf.Map `ebpf:"sl_http_beat"`
+	SlHttpTaken   *ebpf.Map `ebpf:"sl_http_taken"`
 	SlId          *ebpf.Map `ebpf:"sl_id"`
 	SlIf          *ebpf.Map `ebpf:"sl_if"`
 	SlIp4         *ebpf.Map `ebpf:"sl_ip4"`
@@ -360,6 +366,8 @@ func (m *FromUplinkMaps) Close() error {
 		m.SlFront,
 		m.SlGen,
 		m.SlHeld,
+		m.SlHttpBeat,
+		m.SlHttpTaken,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

@@ -32,6 +32,8 @@ const (
 	IntoProxyMapSlFrag           = "sl_frag"
 	IntoProxyMapSlGen            = "sl_gen"
 	IntoProxyMapSlHeld           = "sl_held"
+	IntoProxyMapSlHttpBeat       = "sl_http_beat"
+	IntoProxyMapSlHttpTaken      = "sl_http_taken"
 	IntoProxyMapSlId             = "sl_id"
 	IntoProxyMapSlIf             = "sl_if"
 	IntoProxyMapSlIp4            = "sl_ip4"
@@ -127,6 +129,8 @@ type IntoProxyMapSpecs struct {
 	SlFrag       *ebpf.MapSpec `ebpf:"sl_frag"`
 	SlGen        *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlHeld       *ebpf.MapSpec `ebpf:"sl_held"`
+	SlHttpBeat   *ebpf.MapSpec `ebpf:"sl_http_beat"`
+	SlHttpTaken  *ebpf.MapSpec `ebpf:"sl_http_taken"`
 	SlId         *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf         *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4        *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -198,6 +202,8 @@ type IntoProxyMaps struct {
 	SlFrag       *ebpf.Map `ebpf:"sl_frag"`
 	SlGen        *ebpf.Map `ebpf:"sl_gen"`
 	SlHeld       *ebpf.Map `ebpf:"sl_held"`
+	SlHttpBeat   *ebpf.Map `ebpf:"sl_http_beat"`
+	SlHttpTaken  *ebpf.Map `ebpf:"sl_http_taken"`
 	SlId         *ebpf.Map `ebpf:"sl_id"`
 	SlIf         *ebpf.Map `ebpf:"sl_if"`
 	SlIp4        *ebpf.Map `ebpf:"sl_ip4"`
@@ -245,6 +251,8 @@ func (m *IntoProxyMaps) Close() error {
 		m.SlFrag,
 		m.SlGen,
 		m.SlHeld,
+		m.SlHttpBeat,
+		m.SlHttpTaken,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

@@ -42,6 +42,8 @@ const (
 	SocketLBMapSlFront             = "sl_front"
 	SocketLBMapSlGen               = "sl_gen"
 	SocketLBMapSlHeld              = "sl_held"
+	SocketLBMapSlHttpBeat          = "sl_http_beat"
+	SocketLBMapSlHttpTaken         = "sl_http_taken"
 	SocketLBMapSlId                = "sl_id"
 	SocketLBMapSlIf                = "sl_if"
 	SocketLBMapSlIp4               = "sl_ip4"
@@ -189,6 +191,8 @@ type SocketLBMapSpecs struct {
 	SlFront       *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen         *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlHeld        *ebpf.MapSpec `ebpf:"sl_held"`
+	SlHttpBeat    *ebpf.MapSpec `ebpf:"sl_http_beat"`
+	SlHttpTaken   *ebpf.MapSpec `ebpf:"sl_http_taken"`
 	SlId          *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf          *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4         *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -298,6 +302,8 @@ type SocketLBMaps struct {
 	SlFront       *ebpf.Map `ebpf:"sl_front"`
 	SlGen         *ebpf.Map `ebpf:"sl_gen"`
 	SlHeld        *ebpf.Map `ebpf:"sl_held"`
+	SlHttpBeat    *ebpf.Map `ebpf:"sl_http_beat"`
+	SlHttpTaken   *ebpf.Map `ebpf:"sl_http_taken"`
 	SlId          *ebpf.Map `ebpf:"sl_id"`
 	SlIf          *ebpf.Map `ebpf:"sl_if"`
 	SlIp4         *ebpf.Map `ebpf:"sl_ip4"`
@@ -370,6 +376,8 @@ func (m *SocketLBMaps) Close() error {
 		m.SlFront,
 		m.SlGen,
 		m.SlHeld,
+		m.SlHttpBeat,
+		m.SlHttpTaken,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

@@ -87,9 +87,18 @@ func names(t testing.TB, k *Kernel, p *pod, id nodetable.ID) {
 // beat writes the heartbeat of the DNS proxy.
 func beat(t testing.TB, k *Kernel, ago time.Duration) {
 	t.Helper()
+	beatOf(t, policytable.ProxyDNS, k, ago)
+}
+
+func beatOf(t testing.TB, kind policytable.Proxy, k *Kernel, ago time.Duration) {
+	t.Helper()
 	var now unix.Timespec
 	must(t, "read the clock", unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
-	at := pin.Word(k.Pins.Memory(bpf.MapsMapSlProxyBeat), int(proxymap.HeartbeatOffset(policytable.ProxyDNS)))
+	name := bpf.MapsMapSlProxyBeat
+	if kind == policytable.ProxyHTTP {
+		name = bpf.MapsMapSlHttpBeat
+	}
+	at := pin.Word(k.Pins.Memory(name), int(proxymap.HeartbeatOffset(kind)))
 	atomic.StoreUint64(at, uint64(now.Nano())-uint64(ago))
 }
 

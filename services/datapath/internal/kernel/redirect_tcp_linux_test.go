@@ -21,6 +21,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/policytable"
+	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	namespace "github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -39,6 +40,7 @@ type relayed struct {
 type relay struct {
 	t     *testing.T
 	k     *Kernel
+	kind  policytable.Proxy
 	space *proxyns.Space
 	use   proxyns.Use
 	ctx   context.Context
@@ -49,15 +51,20 @@ type relay struct {
 	all []relayed // guarded by mu
 }
 
-// newRelay makes the proxy namespace of a node, and serves its listeners.
+// newRelay makes the proxy namespace of the DNS proxy of a node, and serves its listeners.
 func newRelay(t *testing.T, k *Kernel, ns netns.NsHandle) *relay {
+	t.Helper()
+	return newRelayOf(t, policytable.ProxyDNS, k, ns)
+}
+
+func newRelayOf(t *testing.T, kind policytable.Proxy, k *Kernel, ns netns.NsHandle) *relay {
 	t.Helper()
 	fd, err := unix.FcntlInt(uintptr(ns), unix.F_DUPFD_CLOEXEC, 0)
 	must(t, "copy the descriptor of the node", err)
 	home, err := namespace.FromFile(fd)
 	must(t, "open the node", err)
 	t.Cleanup(func() { home.Close() })
-	r := &relay{t: t, k: k}
+	r := &relay{t: t, k: k, kind: kind}
 	loaded := func(d program.Devices) func() []*program.Program {
 		return func() []*program.Program {
 			list, err := k.Programs.Load(d)
@@ -66,7 +73,7 @@ func newRelay(t *testing.T, k *Kernel, ns netns.NsHandle) *relay {
 		}
 	}
 	r.space, err = proxyns.Open(proxyns.Options{
-		Home: home, Instance: "test", Kind: policytable.ProxyDNS,
+		Home: home, Instance: "test", Kind: kind,
 		Programs: loaded(program.Taps), Inside: loaded(program.ProxyNamespaces),
 	})
 	must(t, "open the proxy namespace", err)
@@ -84,7 +91,7 @@ func newRelay(t *testing.T, k *Kernel, ns netns.NsHandle) *relay {
 		t.Errorf("differences of the proxy namespace: %v, %v", diffs, err)
 	}
 	r.attached(true)
-	beat(t, k, 0)
+	beatOf(t, kind, k, 0)
 	for _, listener := range []int{r.use.Listen4, r.use.Listen6} {
 		fd, err := unix.FcntlInt(uintptr(listener), unix.F_DUPFD_CLOEXEC, 0)
 		must(t, "copy a listener", err)
@@ -110,7 +117,7 @@ func (r *relay) abandon() { r.cancel() }
 
 func (r *relay) attached(is bool) {
 	r.t.Helper()
-	must(r.t, "Set", r.k.Proxies.Set(proxymap.DNSNamespace, proxymap.Proxy{Device: r.use.Device, Attached: is}))
+	must(r.t, "Set", r.k.Proxies.Set(proxymap.NamespaceOf(r.kind), proxymap.Proxy{Device: r.use.Device, Attached: is}))
 }
 
 // taken returns the connections since the last call.
@@ -340,6 +347,68 @@ func TestKernelOnlyRedirectedConnectionsLeaveTheProxyNamespace(t *testing.T) {
 				}
 				if gained := f.a.gained(t, before); gained[cell{event.ProxyForged, event.Ingress}] == 0 {
 					t.Errorf("%s: not counted as forged: %v", what, gained)
+				}
+			}
+		}
+	})
+}
+
+// TestKernelEachKindOfProxyHasItsConnections: a rule sends connections to one kind of proxy, and the other one may send
+// nothing in them. If a rule for the other kind takes effect, the connection ends, and the next one goes there.
+func TestKernelEachKindOfProxyHasItsConnections(t *testing.T) {
+	eachFabric(t, func(t *testing.T, f *fabric, _ Routing) {
+		client, near := f.a.pod, f.a.newPod(t, 20)
+		putNames(t, f.a.k)
+		const toHTTP = nodetable.ID(65)
+		redirecting(t, f.a.k, toHTTP, 7)
+		update(t, f.a.k, bpf.MapsMapSlRule, uint32(toHTTP)*16+1, bpf.MapsSlRule{
+			Action: actRedirect, Redirect: uint16(policytable.ProxyHTTP), Flags: 7,
+		})
+		kinds := map[policytable.Proxy]nodetable.ID{policytable.ProxyDNS: namesOf7, policytable.ProxyHTTP: toHTTP}
+		proxies := map[policytable.Proxy]*relay{}
+		for kind := range kinds {
+			proxies[kind] = newRelayOf(t, kind, f.a.k, f.a.ns)
+		}
+		other := map[policytable.Proxy]policytable.Proxy{
+			policytable.ProxyDNS: policytable.ProxyHTTP, policytable.ProxyHTTP: policytable.ProxyDNS,
+		}
+		for i := range client.Addrs() {
+			f.routeFromOutside(t, client.Addrs()[i], f.a)
+			for _, place := range f.servers(near, i) {
+				server := netip.AddrPortFrom(place.at, dnsPort)
+				clients := echoServer(t, place.ns, server)
+				for kind, table := range kinds {
+					names(t, f.a.k, client, table)
+					conn, err := dialPod(t, client, server)
+					must(t, "connect", err)
+					exchangeText(t, conn, "hello")
+					from := <-clients
+					if own, others := proxies[kind].taken(), proxies[other[kind]].taken(); len(own) != 1 || len(others) != 0 {
+						t.Errorf("%s, %s: accepted %v, the other kind %v", place.what, kind, own, others)
+					}
+					before := f.a.counters(t)
+					if c, err := proxies[other[kind]].connect(from, server); err == nil {
+						c.Close()
+						t.Errorf("%s: the proxy for %s has a connection of %s", place.what, other[kind], kind)
+					}
+					if gained := f.a.gained(t, before); gained[cell{event.ProxyForged, event.Ingress}] == 0 {
+						t.Errorf("%s, %s: not counted as forged: %v", place.what, kind, gained)
+					}
+					exchangeText(t, conn, "still there")
+
+					names(t, f.a.k, client, kinds[other[kind]])
+					if _, err := conn.Write([]byte("another kind")); err == nil {
+						_, err = conn.Read(make([]byte, 1))
+						if !errors.Is(err, unix.ECONNRESET) {
+							t.Errorf("%s, %s: after a change to the other kind: %v, want a reset", place.what, kind, err)
+						}
+					}
+					again, err := dialPod(t, client, server)
+					must(t, "connect again", err)
+					exchangeText(t, again, "by the other proxy")
+					<-clients
+					proxies[kind].taken()
+					proxies[other[kind]].taken()
 				}
 			}
 		}

@@ -94,7 +94,7 @@ func (p *Proxy) adoptNamespace() error {
 	if err != nil {
 		p.o.Log.Error("proxy namespace of a running proxy not adopted", "proxy", p.o.Kind.String(), log.Err(err))
 	}
-	had, merr := p.o.Maps.Get(proxymap.DNSNamespace)
+	had, merr := p.o.Maps.Get(proxymap.NamespaceOf(p.o.Kind))
 	if merr != nil {
 		return fmt.Errorf("read the state of the proxy namespace: %w", merr)
 	}
@@ -144,7 +144,7 @@ func (p *Proxy) tellNamespace() error {
 	if p.o.Namespace == nil {
 		return nil
 	}
-	if err := p.o.Maps.Set(proxymap.DNSNamespace, p.wantNamespace()); err != nil {
+	if err := p.o.Maps.Set(proxymap.NamespaceOf(p.o.Kind), p.wantNamespace()); err != nil {
 		return fmt.Errorf("write the state of the proxy namespace: %w", err)
 	}
 	return nil
@@ -258,7 +258,7 @@ func (p *Proxy) checkNamespace() ([]endpoint.Difference, error) {
 	if err != nil {
 		return nil, err
 	}
-	have, err := p.o.Maps.Get(proxymap.DNSNamespace)
+	have, err := p.o.Maps.Get(proxymap.NamespaceOf(p.o.Kind))
 	if err != nil {
 		return nil, fmt.Errorf("read the state of the proxy namespace: %w", err)
 	}

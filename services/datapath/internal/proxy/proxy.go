@@ -61,7 +61,8 @@ type Attachment struct {
 
 // Options are the options of a Proxy. All are required, except where noted.
 type Options struct {
-	Kind   policytable.Proxy
+	Kind policytable.Proxy
+	// Device is nil for a proxy that receives TCP connections only.
 	Device Device
 	Maps   Maps
 	// Heartbeats is a descriptor whose memory the proxy maps to write its heartbeat. The caller keeps it open.
@@ -70,7 +71,7 @@ type Options struct {
 	Listen func() (net.Listener, error)
 	// Encode returns the message for a proxy.
 	Encode func(Attachment) ([]byte, error)
-	// Namespace is the proxy namespace; nil: none, and requests of proxies are ignored.
+	// Namespace is the proxy namespace; nil: none, and requests of proxies are ignored. Required without Device.
 	Namespace Namespace
 	// Decode returns the request of a message of a proxy, EncodeReply the message of a reply. Required with
 	// Namespace.
@@ -209,12 +210,14 @@ func (p *Proxy) end() {
 func (p *Proxy) adopt() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	had, err := p.o.Maps.Get(p.o.Kind)
-	if err != nil {
-		return fmt.Errorf("read the state of the %s proxy: %w", p.o.Kind, err)
+	if p.o.Device != nil {
+		had, err := p.o.Maps.Get(p.o.Kind)
+		if err != nil {
+			return fmt.Errorf("read the state of the %s proxy: %w", p.o.Kind, err)
+		}
+		p.index, p.returns = had.Device, had.Attached
+		p.adoptDevice()
 	}
-	p.index, p.returns = had.Device, had.Attached
-	p.adoptDevice()
 	if err := p.adoptNamespace(); err != nil {
 		return err
 	}
@@ -284,8 +287,10 @@ func (p *Proxy) want() proxymap.Proxy {
 
 // tell reports the state to the programs. The lock is held.
 func (p *Proxy) tell() error {
-	if err := p.o.Maps.Set(p.o.Kind, p.want()); err != nil {
-		return fmt.Errorf("write the state of the %s proxy: %w", p.o.Kind, err)
+	if p.o.Device != nil {
+		if err := p.o.Maps.Set(p.o.Kind, p.want()); err != nil {
+			return fmt.Errorf("write the state of the %s proxy: %w", p.o.Kind, err)
+		}
 	}
 	return p.tellNamespace()
 }
@@ -320,14 +325,19 @@ const sendTimeout = time.Second
 
 // attach makes a connection the lease of the proxy, and closes the previous one. The lock is held.
 func (p *Proxy) attach(c conn) error {
-	index, queue, err := p.o.Device.Ensure()
-	if err != nil {
-		return err
+	a := Attachment{Kind: p.o.Kind, HeartbeatOffset: proxymap.HeartbeatOffset(p.o.Kind)}
+	var index uint32
+	var files []int
+	if p.o.Device != nil {
+		var queue int
+		var err error
+		if index, queue, err = p.o.Device.Ensure(); err != nil {
+			return err
+		}
+		a.Device, a.MTU, files = p.o.Device.Name(), p.o.Device.MTU(), append(files, queue)
 	}
-	message, err := p.o.Encode(Attachment{
-		Kind: p.o.Kind, Device: p.o.Device.Name(), MTU: p.o.Device.MTU(),
-		HeartbeatOffset: proxymap.HeartbeatOffset(p.o.Kind),
-	})
+	files = append(files, p.o.Heartbeats)
+	message, err := p.o.Encode(a)
 	if err != nil {
 		return err
 	}
@@ -340,7 +350,7 @@ func (p *Proxy) attach(c conn) error {
 	l := &lease{conn: c, pid: c.Cred().PID, since: time.Now(), began: began}
 	p.index, p.current = index, l
 	if err = p.tell(); err == nil {
-		err = p.send(c, message, queue)
+		err = p.send(c, message, files)
 	}
 	if err != nil {
 		p.current = had
@@ -355,20 +365,20 @@ func (p *Proxy) attach(c conn) error {
 		had.conn.Close()
 		p.awaitNamespace()
 	}
-	p.o.Log.Log(context.Background(), level, "proxy attached", "proxy", p.o.Kind.String(), "device", p.o.Device.Name(),
+	p.o.Log.Log(context.Background(), level, "proxy attached", "proxy", p.o.Kind.String(), "device", a.Device,
 		"pid", l.pid)
 	p.leases.Go(func() { p.wait(l) })
 	return nil
 }
 
-// send sends the message with the queue and the memory for the heartbeat.
-func (p *Proxy) send(c conn, message []byte, queue int) error {
+// send sends the message with the queue, if there is one, and the memory for the heartbeat.
+func (p *Proxy) send(c conn, message []byte, files []int) error {
 	err := c.SetWriteDeadline(time.Now().Add(sendTimeout))
 	if err == nil {
-		_, _, err = c.WriteMsgUnix(message, rights(queue, p.o.Heartbeats), nil)
+		_, _, err = c.WriteMsgUnix(message, rights(files...), nil)
 	}
 	if err != nil {
-		return fmt.Errorf("send the queue of %s: %w", p.o.Device.Name(), err)
+		return fmt.Errorf("send what the %s proxy needs: %w", p.o.Kind, err)
 	}
 	return nil
 }
@@ -392,20 +402,25 @@ func (p *Proxy) wait(l *lease) {
 
 // Check compares the device and what the programs know with what they should be.
 func (p *Proxy) Check() ([]endpoint.Difference, error) {
-	diffs, err := p.o.Device.Check()
-	if err != nil {
-		return nil, err
+	var diffs []endpoint.Difference
+	var err error
+	if p.o.Device != nil {
+		if diffs, err = p.o.Device.Check(); err != nil {
+			return nil, err
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	have, err := p.o.Maps.Get(p.o.Kind)
-	if err != nil {
-		return nil, fmt.Errorf("read the state of the %s proxy: %w", p.o.Kind, err)
-	}
-	if want := p.want(); have != want && p.attached > 0 {
-		diffs = append(diffs, endpoint.Difference{
-			Subject: "sl_proxy", Key: p.o.Kind.String(), Want: describe(want), Have: describe(have),
-		})
+	if p.o.Device != nil {
+		have, err := p.o.Maps.Get(p.o.Kind)
+		if err != nil {
+			return nil, fmt.Errorf("read the state of the %s proxy: %w", p.o.Kind, err)
+		}
+		if want := p.want(); have != want && p.attached > 0 {
+			diffs = append(diffs, endpoint.Difference{
+				Subject: "sl_proxy", Key: p.o.Kind.String(), Want: describe(want), Have: describe(have),
+			})
+		}
 	}
 	more, err := p.checkNamespace()
 	return append(diffs, more...), err
@@ -425,9 +440,12 @@ func (p *Proxy) Repair() error {
 	if p.attached == 0 {
 		return nil
 	}
-	index, _, err := p.o.Device.Ensure()
-	if err == nil {
-		p.index = index // a deleted device has another index now
+	var err error
+	if p.o.Device != nil {
+		var index uint32
+		if index, _, err = p.o.Device.Ensure(); err == nil {
+			p.index = index // a deleted device has another index now
+		}
 	}
 	return errors.Join(err, p.repairNamespace(), p.tell())
 }
@@ -435,7 +453,7 @@ func (p *Proxy) Repair() error {
 // Status describes the proxy.
 type Status struct {
 	Kind     policytable.Proxy
-	Device   string
+	Device   string // the TAP device; "" for a proxy that receives TCP connections only
 	Attached bool
 	Since    time.Time // of the attachment
 	PID      int32     // of the attached process; 0: in a PID namespace that is not visible here
@@ -454,13 +472,18 @@ func (p *Proxy) Status() (Status, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := Status{
-		Kind: p.o.Kind, Device: p.o.Device.Name(), HeartbeatAge: -1,
+		Kind: p.o.Kind, HeartbeatAge: -1,
 		Attachments: p.attached, Replaced: p.replaced, Refused: p.refused, Failed: p.failed, TCP: p.tcpStatus(),
+	}
+	if p.o.Device != nil {
+		s.Device = p.o.Device.Name()
 	}
 	if p.failure != nil {
 		s.Problem = p.failure.Error()
-	} else if err := p.o.Device.Usable(); err != nil {
-		s.Problem = err.Error()
+	} else if p.o.Device != nil {
+		if err := p.o.Device.Usable(); err != nil {
+			s.Problem = err.Error()
+		}
 	}
 	if p.current == nil {
 		return s, nil

@@ -54,7 +54,7 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 		}{},
 		struct {
 			subject
-			Proxy
+			Proxies
 		}{},
 	}, &PolicyPart{}))
 	ch := make(chan *prometheus.Desc, 128)

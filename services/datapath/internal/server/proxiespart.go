@@ -58,12 +58,12 @@ func ProxyReply(r proxy.Reply) ([]byte, error) {
 	return message, nil
 }
 
-// ProxyPart describes a kind of proxy.
-type ProxyPart struct{ Proxy }
+// ProxiesPart describes the proxies.
+type ProxiesPart struct{ Proxies }
 
-// Proxy is a kind of proxy.
-type Proxy interface {
-	Status() (proxy.Status, error)
+// Proxies are the kinds of proxies.
+type Proxies interface {
+	Status() ([]proxy.Status, error)
 }
 
 var (
@@ -80,11 +80,15 @@ var (
 	proxyReplacedDesc = desc("proxy_replaced_total", "Attached proxies that another process replaced.", "proxy")
 )
 
-func (p ProxyPart) report(r *report) error {
-	s, err := p.Status()
-	if err != nil {
-		return err
+func (p ProxiesPart) report(r *report) error {
+	all, err := p.Status()
+	for _, s := range all {
+		r.Proxies = append(r.Proxies, proxyStatus(&s))
 	}
+	return err
+}
+
+func proxyStatus(s *proxy.Status) *datapathv1.ProxyStatus {
 	m := &datapathv1.ProxyStatus{
 		Proxy: netv1.Proxy(s.Kind), Attached: s.Attached, Pid: uint32(max(s.PID, 0)), Device: s.Device, Problem: s.Problem,
 		Attachments: s.Attachments, TcpDevice: s.TCP.Device, TcpAttached: s.TCP.Attached, TcpWaiting: s.TCP.Waiting,
@@ -96,23 +100,28 @@ func (p ProxyPart) report(r *report) error {
 	if s.HeartbeatAge >= 0 {
 		m.HeartbeatAge = durationpb.New(s.HeartbeatAge)
 	}
-	r.Proxies = append(r.Proxies, m)
-	return nil
+	return m
 }
 
 // Describe implements prometheus.Collector.
-func (ProxyPart) Describe(ch chan<- *prometheus.Desc) {
+func (ProxiesPart) Describe(ch chan<- *prometheus.Desc) {
 	describe(ch, proxyDesc, proxySinceDesc, proxyHeartbeatDesc, proxyUsableDesc, proxyTCPDesc, proxyTriesDesc,
 		proxyReplacedDesc)
 }
 
 // Collect implements prometheus.Collector.
-func (p ProxyPart) Collect(ch chan<- prometheus.Metric) {
-	s, err := p.Status()
+func (p ProxiesPart) Collect(ch chan<- prometheus.Metric) {
+	all, err := p.Status()
 	if err != nil {
 		ch <- prometheus.NewInvalidMetric(proxyDesc, err)
 		return
 	}
+	for _, s := range all {
+		collectProxy(ch, &s)
+	}
+}
+
+func collectProxy(ch chan<- prometheus.Metric, s *proxy.Status) {
 	kind := s.Kind.String()
 	gauge(ch, proxyDesc, oneIf(s.Attached), kind)
 	gauge(ch, proxyUsableDesc, oneIf(s.Problem == ""), kind)

@@ -21,7 +21,7 @@ import (
 
 type fixedProxy proxy.Status
 
-func (p fixedProxy) Status() (proxy.Status, error) { return proxy.Status(p), nil }
+func (p fixedProxy) Status() ([]proxy.Status, error) { return []proxy.Status{proxy.Status(p)}, nil }
 
 var (
 	attachedProxy = proxy.Status{
@@ -53,7 +53,7 @@ func TestStatusDescribesTheProxies(t *testing.T) {
 		}},
 	} {
 		r := &report{GetStatusResponse: &datapathv1.GetStatusResponse{}}
-		if err := (ProxyPart{fixedProxy(c.is)}).report(r); err != nil {
+		if err := (ProxiesPart{fixedProxy(c.is)}).report(r); err != nil {
 			t.Fatal(err)
 		}
 		if len(r.Proxies) != 1 || !proto.Equal(r.Proxies[0], c.want) {
@@ -88,7 +88,7 @@ func TestMetricsDescribeTheProxies(t *testing.T) {
 		}, connections(0, 0, 0)},
 	} {
 		r := prometheus.NewPedanticRegistry()
-		if err := r.Register(collectors{ProxyPart{fixedProxy(c.is)}}); err != nil {
+		if err := r.Register(collectors{ProxiesPart{fixedProxy(c.is)}}); err != nil {
 			t.Fatal(err)
 		}
 		families, err := r.Gather()

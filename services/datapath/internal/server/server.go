@@ -252,7 +252,7 @@ func partsIn(subjects []Subject, policy *PolicyPart) []Part {
 			return ClusterPart{func() ClusterStream { return ClusterStream(x.ClusterState()) }}
 		}),
 		partsOf(subjects, func(x Frontends) Part { return ServicesPart{x, find[Services](subjects)} }),
-		partsOf(subjects, func(x Proxy) Part { return ProxyPart{x} }),
+		partsOf(subjects, func(x Proxies) Part { return ProxiesPart{x} }),
 		partsOf(subjects, func(x Cluster) Part { return ProbesPart{x.Probes} }),
 		partsOf(subjects, func(x Cluster) Part { return RoutingPart{func() *datapathv1.PodRouting { return routingOf(x) }} }),
 	)

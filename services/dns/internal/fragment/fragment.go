@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-net/sluice/services/dns/internal/fair"
+	"github.com/sluice-net/sluice/proxy/fair"
 	"github.com/sluice-net/sluice/services/dns/internal/frame"
 )
 

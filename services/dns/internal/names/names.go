@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/model/podshares"
+	"github.com/sluice-net/sluice/proxy/pods"
 )
 
 // Limits of the TTL of a learned address, as in sluice-policy.
@@ -46,15 +47,9 @@ type Limits struct {
 	Addresses int // addresses of all names together
 }
 
-// Asker is the pod whose DNS query was answered. The learned addresses count for its share.
-type Asker struct {
-	Endpoint uint32 // number of the endpoint on this node; not 0
-	Tenant   string // tenant of its namespace, in the form of package shares
-	// Namespace is the namespace of the pod, whose pods may use the learned addresses; empty without one. The
-	// table stores neither Namespace nor Identity of the pods that pay.
-	Namespace string
-	Identity  uint32 // 0: unknown
-}
+// Asker is the pod whose DNS query was answered. The learned addresses count for its share, and the pods of its
+// namespace may use them. The table stores neither namespace nor identity of the pods that pay.
+type Asker = pods.Client
 
 // unpaid is the endpoint that pays for addresses which were learned by pods that no longer exist, or by root.
 const unpaid = 0

@@ -8,7 +8,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"sync"
@@ -17,9 +16,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/proxy/fair"
+	"github.com/sluice-net/sluice/proxy/pods"
+	"github.com/sluice-net/sluice/proxy/sockets"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
-	"github.com/sluice-net/sluice/services/dns/internal/fair"
-	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
@@ -28,7 +28,6 @@ const (
 	// keptBuffer is the maximum size of a message whose memory a connection keeps for the next message. For a larger
 	// message, memory is allocated as its bytes arrive.
 	keptBuffer = 4096
-	minSegment = 88 // the smallest TCP_MAXSEG
 )
 
 // conn is a connection of a client, with the connection to its server.
@@ -54,27 +53,14 @@ type conn struct {
 func (s *Server) newConn(fd int, peer unix.Sockaddr) (*conn, error) {
 	c := &conn{s: s}
 	c.TCP = true
-	var ok bool
-	if c.Client, ok = address(peer); !ok {
-		return nil, errors.New("the client has no IP address")
-	}
-	own, err := unix.Getsockname(fd)
+	ends, err := sockets.Describe(fd, peer)
 	if err != nil {
-		return nil, fmt.Errorf("read the address of the server: %w", err)
+		return nil, err
 	}
-	if c.Server, ok = address(own); !ok {
-		return nil, errors.New("the server has no IP address")
-	}
-	mark, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK)
-	if err != nil {
-		return nil, fmt.Errorf("read the mark: %w", err)
-	}
-	c.Tag, c.Endpoint = rules.Tag{Egress: uint16(mark)}, uint16(mark>>16) //nolint:gosec // the two halves of the mark
-	if c.Tag.Egress == 0 {
-		return nil, fmt.Errorf("the connection of %s has no rule set", c.Client)
-	}
+	c.Client, c.Server = ends.Client, ends.Server
+	c.Tag, c.Endpoint = rules.Tag{Egress: ends.Set}, ends.Endpoint
 	c.pod = s.o.Pods.Get(c.Endpoint)
-	c.Asker, c.Unknown = c.pod.Asker, !s.o.Pods.Knows(c.pod)
+	c.Asker, c.Unknown = c.pod.Client, !s.o.Pods.Knows(c.pod)
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 	c.client = os.NewFile(uintptr(fd), "client")
 	c.ctx, c.cancel = context.WithCancel(s.ctx)
@@ -104,23 +90,20 @@ func (c *conn) close() {
 			continue
 		}
 		if hard {
-			control(f, reset)
+			sockets.Control(f, sockets.Reset)
 		}
 		_ = f.Close()
 	}
 }
 
-// wake makes all pending and later reads and writes of a file fail.
-func wake(f *os.File) { _ = f.SetDeadline(time.Unix(1, 0)) }
-
 // serve handles the queries of the client until the connection ends.
 func (c *conn) serve() {
-	stop := context.AfterFunc(c.ctx, func() { wake(c.client) })
+	stop := context.AfterFunc(c.ctx, func() { sockets.Wake(c.client) })
 	defer func() {
 		stop()
 		c.end(&c.s.Counts.Client, false)
 		if c.server != nil {
-			wake(c.server)
+			sockets.Wake(c.server)
 		}
 		c.answers.Wait()
 		c.close()
@@ -170,7 +153,7 @@ func (c *conn) finish() {
 	if c.server == nil {
 		return
 	}
-	control(c.server, func(fd int) { _ = unix.Shutdown(fd, unix.SHUT_WR) })
+	sockets.Control(c.server, func(fd int) { _ = unix.Shutdown(fd, unix.SHUT_WR) })
 	done := make(chan struct{})
 	go func() {
 		c.answers.Wait()
@@ -194,7 +177,7 @@ func (c *conn) identify() {
 	ctx, cancel := context.WithTimeout(c.ctx, waitTime)
 	defer cancel()
 	if pod, known := c.s.o.Pods.Wait(ctx, c.Endpoint); known {
-		c.pod, c.Asker, c.Unknown = pod, pod.Asker, false
+		c.pod, c.Asker, c.Unknown = pod, pod.Client, false
 	}
 }
 
@@ -292,55 +275,12 @@ func (c *conn) connect() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "server")
-	stop := context.AfterFunc(ctx, func() { wake(f) })
-	err = c.connectSocket(f, fd)
-	if !stop() && err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, f.SetDeadline(time.Time{})
-}
-
-func (c *conn) connectSocket(f *os.File, fd int) error {
-	// Limit the segments from the server to the client's MSS, because the MTU of the proxy namespace is larger.
-	control(c.client, func(client int) {
-		if size, err := unix.GetsockoptInt(client, unix.IPPROTO_TCP, unix.TCP_MAXSEG); err == nil {
-			_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_MAXSEG, max(size, minSegment))
-		}
-	})
-	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	if err := unix.Bind(fd, sockaddr(c.Client)); err != nil {
-		return fmt.Errorf("bind to %s: %w", c.Client, err)
-	}
-	if err := unix.Connect(fd, sockaddr(c.Server)); err == nil || !errors.Is(err, unix.EINPROGRESS) {
-		return err
-	}
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var failed error
-	err = raw.Write(func(fd uintptr) bool {
-		var code int
-		if code, failed = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR); failed != nil {
-			return true
-		}
-		if code != 0 {
-			failed = unix.Errno(code)
-			return true
-		}
-		_, perr := unix.Getpeername(int(fd))
-		return perr == nil
-	})
-	return errors.Join(err, failed)
+	return sockets.Connect(ctx, fd, c.client, sockets.Ends{Client: c.Client, Server: c.Server})
 }
 
 // readAnswers reads and releases the answers of the server until one of the two connections ends.
 func (c *conn) readAnswers() {
-	stop := context.AfterFunc(c.ctx, func() { wake(c.server) })
+	stop := context.AfterFunc(c.ctx, func() { sockets.Wake(c.server) })
 	defer stop()
 	in := reader{ctx: c.ctx, file: c.server, buffered: bufio.NewReaderSize(c.server, readBuffer), limit: 1<<16 - 1}
 	for {

@@ -11,10 +11,7 @@ package stream
 
 import (
 	"context"
-	"errors"
 	"log/slog"
-	"net/netip"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,9 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/proxy/fair"
+	"github.com/sluice-net/sluice/proxy/pods"
+	"github.com/sluice-net/sluice/proxy/sockets"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
-	"github.com/sluice-net/sluice/services/dns/internal/fair"
-	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
@@ -39,10 +37,6 @@ const (
 	messageTime = 5 * time.Second  // maximum time to send or read the rest of a message
 	connectTime = 5 * time.Second
 	waitTime    = 5 * time.Second // maximum wait for a rule set, and for the pod
-	// formerTime is how long the process still accepts connections from former listeners after they were replaced.
-	formerTime = time.Second
-	// acceptPause is the pause after an error of accept.
-	acceptPause = 10 * time.Millisecond
 )
 
 // Options describe a Server. All fields are required.
@@ -69,22 +63,24 @@ type Counts struct {
 
 // Server serves connections. It is safe for concurrent use.
 type Server struct {
-	o      Options
-	Counts Counts
-	ctx    context.Context
-	stop   context.CancelFunc
+	o         Options
+	Counts    Counts
+	ctx       context.Context
+	stop      context.CancelFunc
+	listeners *sockets.Listeners
 
-	mu        sync.Mutex
-	listeners []*os.File  // guarded by mu
-	limit     *fair.Limit // guarded by mu
-	closed    bool        // guarded by mu
-	running   sync.WaitGroup
+	mu      sync.Mutex
+	limit   *fair.Limit // guarded by mu
+	closed  bool        // guarded by mu
+	running sync.WaitGroup
 }
 
 // New returns a Server without listeners.
 func New(o Options) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Server{o: o, ctx: ctx, stop: cancel, limit: fair.New(MaxConnections, MaxConnectionsPerPod)}
+	s := &Server{o: o, ctx: ctx, stop: cancel, limit: fair.New(MaxConnections, MaxConnectionsPerPod)}
+	s.listeners = sockets.NewListeners(s.begin, o.Log)
+	return s
 }
 
 // Len returns the number of connections.
@@ -96,69 +92,18 @@ func (s *Server) Len() int {
 
 // Listen accepts connections from new listeners in place of the former ones. It still accepts the waiting connections
 // of the former listeners. It takes over the descriptors, which must be non-blocking.
-func (s *Server) Listen(fds []int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	former := s.listeners
-	s.listeners = nil
-	for _, fd := range fds {
-		f := os.NewFile(uintptr(fd), "listener")
-		if s.closed {
-			f.Close()
-			continue
-		}
-		s.listeners = append(s.listeners, f)
-		s.running.Go(func() { s.accept(f) })
-	}
-	for _, f := range former {
-		_ = f.SetReadDeadline(time.Now().Add(formerTime))
-	}
-}
+func (s *Server) Listen(fds []int) { s.listeners.Use(fds) }
 
 // Run serves until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	<-ctx.Done()
 	s.mu.Lock()
 	s.closed = true
-	for _, f := range s.listeners {
-		_ = f.SetReadDeadline(time.Unix(1, 0))
-	}
-	s.listeners = nil
 	s.mu.Unlock()
+	s.listeners.Close()
 	s.stop()
 	s.running.Wait()
 	return nil
-}
-
-// accept accepts connections until the deadline of the listener. sluice-datapath keeps the listener open, so that
-// connections wait for the next process.
-func (s *Server) accept(f *os.File) {
-	defer f.Close()
-	raw, err := f.SyscallConn()
-	if err != nil {
-		return
-	}
-	for {
-		var fd int
-		var peer unix.Sockaddr
-		var aerr error
-		err := raw.Read(func(listener uintptr) bool {
-			fd, peer, aerr = unix.Accept4(int(listener), unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-			return !errors.Is(aerr, unix.EAGAIN)
-		})
-		switch {
-		case err != nil: // replaced
-			return
-		case errors.Is(aerr, unix.ECONNABORTED):
-		case errors.Is(aerr, unix.EINVAL), errors.Is(aerr, unix.EBADF):
-			s.o.Log.Error("the listener for TCP connections cannot be used", log.Err(aerr))
-			return
-		case aerr != nil:
-			time.Sleep(acceptPause) // out of descriptors or memory
-		default:
-			s.begin(fd, peer)
-		}
-	}
 }
 
 // begin serves an accepted connection.
@@ -166,7 +111,7 @@ func (s *Server) begin(fd int, peer unix.Sockaddr) {
 	c, err := s.newConn(fd, peer)
 	if err != nil {
 		s.o.Log.Debug("a TCP connection was not served", log.Err(err))
-		reset(fd)
+		sockets.Reset(fd)
 		unix.Close(fd) //nolint:errcheck // nothing was written to it
 		s.Counts.Invalid.Add(1)
 		return
@@ -187,35 +132,5 @@ func (s *Server) begin(fd int, peer unix.Sockaddr) {
 	if c.item == nil {
 		c.end(&s.Counts.Share, true)
 		c.close()
-	}
-}
-
-// reset makes the next close of a socket send a reset.
-func reset(fd int) {
-	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-}
-
-// address returns the address and port of a socket.
-func address(sa unix.Sockaddr) (netip.AddrPort, bool) {
-	switch a := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), true //nolint:gosec // a port
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), true //nolint:gosec // a port
-	}
-	return netip.AddrPort{}, false
-}
-
-func sockaddr(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
-	}
-	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
-}
-
-// control calls fn with the descriptor of a file.
-func control(f *os.File, fn func(fd int)) {
-	if raw, err := f.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { fn(int(fd)) })
 	}
 }

@@ -22,9 +22,9 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/proxy/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
-	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
@@ -45,6 +45,7 @@ type world struct {
 	t     *testing.T
 	rules *rules.Rules
 	pods  *pods.Pods
+	fds   []int // the listeners of open
 }
 
 func newWorld(t *testing.T) *world {
@@ -101,22 +102,24 @@ func (w *world) listener(endpoint, set uint16) (int, netip.AddrPort) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	addr, _ := address(at)
-	return fd, addr
+	return fd, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), uint16(at.(*unix.SockaddrInet4).Port))
 }
 
 // open listens for an endpoint with rule set 9.
 func (w *world) open(endpoint uint16) netip.AddrPort {
 	w.t.Helper()
 	fd, at := w.listener(endpoint, 9)
-	w.mu.Lock()
-	former := w.listeners
-	w.listeners = nil
-	w.mu.Unlock()
-	w.Listen([]int{fd})
-	w.mu.Lock()
-	w.listeners = append(w.listeners, former...)
-	w.mu.Unlock()
+	w.t.Cleanup(func() { unix.Close(fd) })
+	w.fds = append(w.fds, fd)
+	all := make([]int, 0, len(w.fds))
+	for _, fd := range w.fds {
+		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		all = append(all, own)
+	}
+	w.Listen(all)
 	return at
 }
 

@@ -20,11 +20,11 @@ import (
 	"time"
 
 	"github.com/sluice-net/sluice/kit/log"
+	"github.com/sluice-net/sluice/proxy/fair"
+	"github.com/sluice-net/sluice/proxy/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
-	"github.com/sluice-net/sluice/services/dns/internal/fair"
 	"github.com/sluice-net/sluice/services/dns/internal/fragment"
 	"github.com/sluice-net/sluice/services/dns/internal/frame"
-	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 
@@ -271,7 +271,7 @@ func (r *reader) handle(b []byte) {
 // connection returns the connection of a packet.
 func (l *Loop) connection(f *frame.Frame, pod *pods.Pod) exchange.Connection {
 	c := exchange.Connection{
-		Client: f.Source, Server: f.Destination, Endpoint: f.Endpoint, Asker: pod.Asker, Unknown: !l.o.Pods.Knows(pod),
+		Client: f.Source, Server: f.Destination, Endpoint: f.Endpoint, Asker: pod.Client, Unknown: !l.o.Pods.Knows(pod),
 		Tag: rules.Tag{Egress: f.Set},
 	}
 	if f.Role == frame.Responder {
@@ -425,7 +425,7 @@ func (l *Loop) settle(ctx context.Context, endpoint uint16, held *exchange.Held)
 		pod, known := l.o.Pods.Wait(limited, endpoint)
 		cancel()
 		if known {
-			held.SetAsker(pod.Asker)
+			held.SetAsker(pod.Client)
 		}
 	}
 	l.o.Exchange.Settle(ctx, held)

@@ -21,11 +21,11 @@ import (
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
+	"github.com/sluice-net/sluice/proxy/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/exchange"
 	"github.com/sluice-net/sluice/services/dns/internal/frame"
 	"github.com/sluice-net/sluice/services/dns/internal/frame/frametest"
 	"github.com/sluice-net/sluice/services/dns/internal/names"
-	"github.com/sluice-net/sluice/services/dns/internal/pods"
 	"github.com/sluice-net/sluice/services/dns/internal/rules"
 )
 

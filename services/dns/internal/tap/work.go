@@ -7,7 +7,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/sluice-net/sluice/services/dns/internal/fair"
+	"github.com/sluice-net/sluice/proxy/fair"
 )
 
 // Limits of the jobs that other goroutines than the readers run. Sizes are in bytes. Each job counts jobCost in

@@ -17,7 +17,7 @@ import (
 
 	"github.com/sluice-net/sluice/kit/durable"
 	"github.com/sluice-net/sluice/model/policytable"
-	"github.com/sluice-net/sluice/services/policy/internal/layer7"
+	"github.com/sluice-net/sluice/model/layer7"
 )
 
 // fileName is the name of the file, without the ID of the boot.

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/policytable"
-	"github.com/sluice-net/sluice/services/policy/internal/layer7"
+	"github.com/sluice-net/sluice/model/layer7"
 )
 
 // reopened returns the numbers in the file of a directory.

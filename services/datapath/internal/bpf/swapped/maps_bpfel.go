@@ -42,6 +42,8 @@ const (
 	MapsMapSlFront       = "sl_front"
 	MapsMapSlGen         = "sl_gen"
 	MapsMapSlHeld        = "sl_held"
+	MapsMapSlHttpBeat    = "sl_http_beat"
+	MapsMapSlHttpTaken   = "sl_http_taken"
 	MapsMapSlId          = "sl_id"
 	MapsMapSlIf          = "sl_if"
 	MapsMapSlIp4         = "sl_ip4"
@@ -162,6 +164,8 @@ type MapsMapSpecs struct {
 	SlFront       *ebpf.MapSpec `ebpf:"sl_front"`
 	SlGen         *ebpf.MapSpec `ebpf:"sl_gen"`
 	SlHeld        *ebpf.MapSpec `ebpf:"sl_held"`
+	SlHttpBeat    *ebpf.MapSpec `ebpf:"sl_http_beat"`
+	SlHttpTaken   *ebpf.MapSpec `ebpf:"sl_http_taken"`
 	SlId          *ebpf.MapSpec `ebpf:"sl_id"`
 	SlIf          *ebpf.MapSpec `ebpf:"sl_if"`
 	SlIp4         *ebpf.MapSpec `ebpf:"sl_ip4"`
@@ -260,6 +264,8 @@ type MapsMaps struct {
 	SlFront       *ebpf.Map `ebpf:"sl_front"`
 	SlGen         *ebpf.Map `ebpf:"sl_gen"`
 	SlHeld        *ebpf.Map `ebpf:"sl_held"`
+	SlHttpBeat    *ebpf.Map `ebpf:"sl_http_beat"`
+	SlHttpTaken   *ebpf.Map `ebpf:"sl_http_taken"`
 	SlId          *ebpf.Map `ebpf:"sl_id"`
 	SlIf          *ebpf.Map `ebpf:"sl_if"`
 	SlIp4         *ebpf.Map `ebpf:"sl_ip4"`
@@ -334,6 +340,8 @@ func (m *MapsMaps) Close() error {
 		m.SlFront,
 		m.SlGen,
 		m.SlHeld,
+		m.SlHttpBeat,
+		m.SlHttpTaken,
 		m.SlId,
 		m.SlIf,
 		m.SlIp4,

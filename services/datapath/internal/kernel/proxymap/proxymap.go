@@ -25,6 +25,15 @@ const QueueLength = 4096
 // DNSNamespace is the index of the proxy namespace of the DNS proxy, to which TCP segments go: SL_PROXY_DNS_TCP.
 const DNSNamespace policytable.Proxy = 5
 
+// NamespaceOf returns the index of the proxy namespace of a kind of proxy. A proxy without a TAP device has no other
+// entry.
+func NamespaceOf(kind policytable.Proxy) policytable.Proxy {
+	if kind == policytable.ProxyDNS {
+		return DNSNamespace
+	}
+	return kind
+}
+
 // attached is SL_PROXY_ATTACHED.
 const attached = 1
 
@@ -43,6 +52,7 @@ type Maps struct {
 	gate  pin.Gate
 	state []byte // value of sl_proxy
 	beats []byte // value of sl_proxy_beat
+	http  []byte // value of sl_http_beat
 	pins  *pin.Maps
 }
 
@@ -50,7 +60,8 @@ type Maps struct {
 func Open(pm *pin.Maps) *Maps {
 	return &Maps{
 		gate:  pin.Gate{ValidateOnly: pm.ValidateOnly},
-		state: pm.Memory(bpf.MapsMapSlProxy), beats: pm.Memory(bpf.MapsMapSlProxyBeat), pins: pm,
+		state: pm.Memory(bpf.MapsMapSlProxy), beats: pm.Memory(bpf.MapsMapSlProxyBeat),
+		http: pm.Memory(bpf.MapsMapSlHttpBeat), pins: pm,
 	}
 }
 
@@ -98,11 +109,21 @@ func (m *Maps) Get(kind policytable.Proxy) (p Proxy, err error) {
 }
 
 // HeartbeatOffset returns the offset of a proxy's heartbeat in the mapped memory of Heartbeats.
-func HeartbeatOffset(kind policytable.Proxy) uint32 { return uint32(kind) * 8 }
+func HeartbeatOffset(kind policytable.Proxy) uint32 {
+	if kind == policytable.ProxyHTTP {
+		return 0
+	}
+	return uint32(kind) * 8
+}
 
-// Heartbeats returns a handle of the map of heartbeats, which the caller closes. A proxy maps its memory: in the word
-// at HeartbeatOffset it writes CLOCK_MONOTONIC in ns.
-func (m *Maps) Heartbeats() (*ebpf.Map, error) { return m.pins.Borrow(bpf.MapsMapSlProxyBeat) }
+// Heartbeats returns a handle of the map with the heartbeat of a kind of proxy, which the caller closes. The proxy maps
+// its memory: in the word at HeartbeatOffset it writes CLOCK_MONOTONIC in ns.
+func (m *Maps) Heartbeats(kind policytable.Proxy) (*ebpf.Map, error) {
+	if kind == policytable.ProxyHTTP {
+		return m.pins.Borrow(bpf.MapsMapSlHttpBeat)
+	}
+	return m.pins.Borrow(bpf.MapsMapSlProxyBeat)
+}
 
 // LastHeartbeat returns the last heartbeat of a kind of proxy, CLOCK_MONOTONIC; 0: none yet.
 func (m *Maps) LastHeartbeat(kind policytable.Proxy) (at time.Duration, err error) {
@@ -110,7 +131,11 @@ func (m *Maps) LastHeartbeat(kind policytable.Proxy) (at time.Duration, err erro
 		if _, err := m.word(kind); err != nil {
 			return err
 		}
-		at = time.Duration(atomic.LoadUint64(pin.Word(m.beats, int(HeartbeatOffset(kind)))))
+		memory := m.beats
+		if kind == policytable.ProxyHTTP {
+			memory = m.http
+		}
+		at = time.Duration(atomic.LoadUint64(pin.Word(memory, int(HeartbeatOffset(kind)))))
 		return nil
 	})
 	return at, err

@@ -88,28 +88,35 @@ func TestInvalidProxiesAreRefused(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsAreWrittenThroughTheirOwnMap: a proxy maps the memory of the heartbeats by the descriptor that it gets,
-// and this map has nothing else.
+// TestHeartbeatsAreWrittenThroughTheirOwnMap: a proxy maps the memory of its heartbeat by the descriptor that it gets.
+// That map has nothing else, and nothing of the other proxy.
 func TestHeartbeatsAreWrittenThroughTheirOwnMap(t *testing.T) {
 	m, _ := open(t, kerneltest.NewBPFFS(t))
-	beats, err := m.Heartbeats()
-	if err != nil {
-		t.Fatal(err)
+	kinds := []policytable.Proxy{policytable.ProxyDNS, policytable.ProxyHTTP}
+	for i, kind := range kinds {
+		beats, err := m.Heartbeats(kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer beats.Close()
+		memory, err := unix.Mmap(beats.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := time.Duration(i+1) * time.Minute
+		for at := 0; at < len(memory); at += 8 {
+			atomic.StoreUint64(pin.Word(memory, at), uint64(9*time.Minute)) // a broken proxy
+		}
+		atomic.StoreUint64(pin.Word(memory, int(HeartbeatOffset(kind))), uint64(want))
+		if at, err := m.LastHeartbeat(kind); err != nil || at != want {
+			t.Errorf("%s: %v, %v", kind, at, err)
+		}
+		if err := unix.Munmap(memory); err != nil {
+			t.Error(err)
+		}
 	}
-	defer beats.Close()
-	memory, err := unix.Mmap(beats.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		t.Fatal(err)
-	}
-	atomic.StoreUint64(pin.Word(memory, int(HeartbeatOffset(policytable.ProxyDNS))), uint64(time.Minute))
 	if at, err := m.LastHeartbeat(policytable.ProxyDNS); err != nil || at != time.Minute {
-		t.Errorf("%v, %v", at, err)
-	}
-	if at, err := m.LastHeartbeat(policytable.ProxyHTTP); err != nil || at != 0 {
-		t.Errorf("another proxy: %v, %v", at, err)
-	}
-	if err := unix.Munmap(memory); err != nil {
-		t.Error(err)
+		t.Errorf("after the HTTP proxy has written: %v, %v", at, err)
 	}
 }
 

@@ -38,7 +38,7 @@ var live = []string{
 	bpf.MapsMapSlIp4, bpf.MapsMapSlIp6, bpf.MapsMapSlIpc4, bpf.MapsMapSlIpc6, bpf.MapsMapSlPgen,
 	bpf.MapsMapSlTable, bpf.MapsMapSlClass, bpf.MapsMapSlPorts, bpf.MapsMapSlRule, bpf.MapsMapSlId,
 	bpf.MapsMapSlPeer, bpf.MapsMapSlCidr4, bpf.MapsMapSlCidr6, bpf.MapsMapSlNode, bpf.MapsMapSlNodeAddr,
-	bpf.MapsMapSlProxyBeat,
+	bpf.MapsMapSlProxyBeat, bpf.MapsMapSlHttpBeat,
 }
 
 // privateEntries is the size of a private hash: the two ends of a packet, the host, and the ends of its connection.
@@ -281,6 +281,7 @@ func (ps *Programs) fill(q Question) error {
 			}
 			put(bpf.MapsMapSlEp, uint32(s), e)
 			put(bpf.MapsMapSlProxyTaken, uint32(s), bpf.MapsSlProxyTaken{})
+			put(bpf.MapsMapSlHttpTaken, uint32(s), bpf.MapsSlProxyTaken{})
 		}
 	}
 	// the state of the proxies; their queues are empty

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package attach attaches this process to the datapath: it receives the queue of the TAP device from sluice-datapath,
-// and writes the heartbeat that the eBPF programs check. Over the same connection it gets the listeners for TCP
-// connections, and sockets for connections to DNS servers.
+// Package attach attaches a proxy to the datapath. The proxy receives the queue of its TAP device from sluice-datapath,
+// if it has one, and writes the heartbeat that the eBPF programs check. Over the same connection it gets the listeners
+// for TCP connections, and sockets for connections to servers.
 //
 // The eBPF programs may still redirect packets after the connection has ended, for example while sluice-datapath
 // restarts. So the queue and the heartbeat stay in use until the next connection replaces them.
@@ -45,10 +45,12 @@ type Queue interface {
 	Err() error             // why
 }
 
-// Options describe an Attachment. All fields are required.
+// Options describe an Attachment. All fields are required, except where noted.
 type Options struct {
-	Socket string // socket of sluice-datapath, of type SOCK_SEQPACKET
-	// Use serves a queue in place of the former one. It takes over the descriptor fd of the queue.
+	Proxy  netv1.Proxy // the kind of proxy
+	Socket string      // socket of sluice-datapath, of type SOCK_SEQPACKET
+	// Use serves a queue in place of the former one. It takes over the descriptor fd of the queue. nil: the proxy has no
+	// queue.
 	Use func(fd int) (Queue, error)
 	// Listen accepts TCP connections from these listeners in place of the former ones. It takes over the descriptors.
 	Listen func(fds []int)
@@ -128,18 +130,22 @@ func (a *Attachment) attach(ctx context.Context) (attached bool, err error) {
 	conn := c.(*net.UnixConn) //nolint:forcetypeassert // a unixpacket network has such connections
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
-	m, fds, err := receive(conn)
+	m, fds, err := a.receive(conn)
 	if err != nil {
 		return false, fmt.Errorf("attach by %s: %w", a.o.Socket, err)
 	}
-	memory, err := mapBeat(fds[1], int(m.GetHeartbeatOffset()))
-	unix.Close(fds[1]) //nolint:errcheck // the memory stays mapped
+	queues, shared := fds[:len(fds)-1], fds[len(fds)-1]
+	memory, err := mapBeat(shared, int(m.GetHeartbeatOffset()))
+	unix.Close(shared) //nolint:errcheck // the memory stays mapped
 	if err != nil {
-		return false, errors.Join(fmt.Errorf("attach by %s: %w", a.o.Socket, err), unix.Close(fds[0]))
+		seqpacket.CloseAll(queues)
+		return false, fmt.Errorf("attach by %s: %w", a.o.Socket, err)
 	}
-	q, err := a.o.Use(fds[0])
-	if err != nil {
-		return false, errors.Join(fmt.Errorf("attach by %s: %w", a.o.Socket, err), memory.unmap())
+	var q Queue = endless{}
+	if a.o.Use != nil {
+		if q, err = a.o.Use(queues[0]); err != nil {
+			return false, errors.Join(fmt.Errorf("attach by %s: %w", a.o.Socket, err), memory.unmap())
+		}
 	}
 	if err := a.beat.use(memory); err != nil {
 		a.o.Log.Warn("the memory of the former heartbeat stays mapped", log.Err(err))
@@ -158,8 +164,15 @@ func (a *Attachment) attach(ctx context.Context) (attached bool, err error) {
 	return true, err
 }
 
-// receive reads the first message, and returns the message and its two descriptors.
-func receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
+// endless takes the place of the queue of a proxy that has none.
+type endless struct{}
+
+func (endless) Ended() <-chan struct{} { return nil }
+func (endless) Err() error             { return nil }
+
+// receive reads the first message, and returns the message and its descriptors: the queue, if the proxy has one, and the
+// memory for the heartbeat.
+func (a *Attachment) receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
 	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxDescriptors*4))
 	n, descriptors, flags, _, err := conn.ReadMsgUnix(b, oob)
 	fds := seqpacket.Descriptors(oob[:descriptors])
@@ -174,7 +187,7 @@ func receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
 		err = proto.Unmarshal(b[:n], m)
 	}
 	if err == nil {
-		err = check(m, len(fds))
+		err = a.check(m, len(fds))
 	}
 	if err != nil {
 		seqpacket.CloseAll(fds)
@@ -184,12 +197,16 @@ func receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
 }
 
 // check checks the first message.
-func check(m *datapathv1.ProxyAttachment, descriptors int) error {
+func (a *Attachment) check(m *datapathv1.ProxyAttachment, descriptors int) error {
+	want := 1
+	if a.o.Use != nil {
+		want = 2
+	}
 	switch {
-	case m.GetProxy() != netv1.Proxy_PROXY_DNS:
-		return fmt.Errorf("the attachment is for %s, not for a DNS proxy", m.GetProxy())
-	case descriptors != 2:
-		return fmt.Errorf("the attachment has %d descriptors, not 2", descriptors)
+	case m.GetProxy() != a.o.Proxy:
+		return fmt.Errorf("the attachment is for %s, not for %s", m.GetProxy(), a.o.Proxy)
+	case descriptors != want:
+		return fmt.Errorf("the attachment has %d descriptors, not %d", descriptors, want)
 	case m.GetHeartbeatOffset()%8 != 0 || m.GetHeartbeatOffset() > maxMapped-8:
 		return fmt.Errorf("the offset of the heartbeat, %d, is not a multiple of 8 up to %d", m.GetHeartbeatOffset(),
 			maxMapped-8)

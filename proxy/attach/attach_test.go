@@ -131,7 +131,7 @@ func (u *user) use(fd int) (Queue, error) {
 func start(t *testing.T, path string) (*Attachment, *user) {
 	t.Helper()
 	u := &user{queues: make(chan *queue, 1)}
-	a := New(Options{Socket: path, Use: u.use, Log: slog.New(slog.DiscardHandler)})
+	a := New(Options{Proxy: netv1.Proxy_PROXY_DNS, Socket: path, Use: u.use, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
@@ -212,6 +212,41 @@ func TestQueueAndHeartbeatOutliveTheConnection(t *testing.T) {
 	d.l.Close()
 }
 
+// TestProxyWithoutAQueue: it receives the memory of its heartbeat only, and stays attached while the connection lasts.
+func TestProxyWithoutAQueue(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "proxy.sock")
+	d := listen(t, path)
+	defer d.l.Close()
+	a := New(Options{Proxy: netv1.Proxy_PROXY_HTTP, Socket: path, Log: slog.New(slog.DiscardHandler)})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- a.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	b := message(func(m *datapathv1.ProxyAttachment) {
+		m.Proxy, m.TapDevice, m.TapMtu, m.HeartbeatOffset = netv1.Proxy_PROXY_HTTP, "", 0, 0
+	})
+	beat := memory(t)
+	conn := d.accept()
+	unix.Close(d.send(conn, b, beat)) // with a queue
+	conn.Close()
+	until(t, "a refusal", func() bool { return strings.Contains(a.Err().Error(), "2 descriptors, not 1") })
+
+	conn = d.accept()
+	if _, _, err := conn.WriteMsgUnix(b, unix.UnixRights(beat), nil); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "an attachment", func() bool { return a.Err() == nil })
+	until(t, "a heartbeat", func() bool { return beatOf(t, beat, 0) > 0 })
+	conn.Close()
+	until(t, "the end", func() bool { return a.Err() != nil })
+	d.accept().Close()
+}
+
 func TestWrongAttachmentsAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "proxy.sock")
 	d := listen(t, path)
@@ -220,7 +255,7 @@ func TestWrongAttachmentsAreRefused(t *testing.T) {
 	beat := memory(t)
 	for want, send := range map[string]func(conn *net.UnixConn){
 		"refused the connection": func(*net.UnixConn) {},
-		"not for a DNS proxy": func(conn *net.UnixConn) {
+		"not for PROXY_DNS": func(conn *net.UnixConn) {
 			unix.Close(d.send(conn, message(func(m *datapathv1.ProxyAttachment) { m.Proxy = netv1.Proxy_PROXY_HTTP }), beat))
 		},
 		"3 descriptors, not 2":        func(conn *net.UnixConn) { unix.Close(d.send(conn, message(nil), beat, beat)) },

@@ -20,7 +20,7 @@ func TestReusedIDBelongsToItsNewPod(t *testing.T) {
 	now := time.Now()
 	expect := func(what string, tenant string, want ...uint16) {
 		t.Helper()
-		if got := p.Get(5).Asker.Tenant; got != tenant || !slices.Equal(left, want) {
+		if got := p.Get(5).Client.Tenant; got != tenant || !slices.Equal(left, want) {
 			t.Errorf("%s: tenant %q, left %v; want %q, %v", what, got, left, tenant, want)
 		}
 		left = nil
@@ -66,7 +66,7 @@ func TestTenantsLabelDecidesWhoShares(t *testing.T) {
 	} {
 		p.Upsert(workload.Owner{ContainerID: e.namespace + e.value},
 			Endpoint{ID: id, Namespace: e.namespace, Tenant: e.value})
-		if a := p.Get(uint16(id)).Asker; a.Tenant != e.tenant || a.Namespace != e.namespace { //nolint:gosec // as it is
+		if a := p.Get(uint16(id)).Client; a.Tenant != e.tenant || a.Namespace != e.namespace { //nolint:gosec // as it is
 			t.Errorf("%+v: asker %+v", e, a)
 		}
 	}
@@ -78,7 +78,7 @@ func TestWaitEndsWhenThePodIsKnown(t *testing.T) {
 		t.Error("a pod is known that was not reported")
 	}
 	go p.Upsert(workload.Owner{ContainerID: "a"}, Endpoint{ID: 5, Namespace: "shop"})
-	if pod, ok := p.Wait(t.Context(), 5); !ok || pod.Asker.Namespace != "shop" || !p.Knows(pod) {
+	if pod, ok := p.Wait(t.Context(), 5); !ok || pod.Client.Namespace != "shop" || !p.Knows(pod) {
 		t.Errorf("got %v, %t", pod, ok)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

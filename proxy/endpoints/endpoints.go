@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package client
+// Package endpoints follows the endpoints of sluice-datapath, and records them in package pods.
+package endpoints
 
 import (
 	"context"
@@ -19,7 +20,7 @@ import (
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
 	workloadv1 "github.com/sluice-net/sluice/proto/gen/sluice/workload/v1"
 	"github.com/sluice-net/sluice/proto/wire"
-	"github.com/sluice-net/sluice/services/dns/internal/pods"
+	"github.com/sluice-net/sluice/proxy/pods"
 )
 
 // Endpoints follows the endpoints of sluice-datapath.
@@ -33,9 +34,9 @@ type Endpoints struct {
 	err error // guarded by mu; why the endpoints are not up to date
 }
 
-// NewEndpoints returns a client that keeps p equal to the endpoints of sluice-datapath while Run runs. tenantLabel is
+// New returns a client that keeps p equal to the endpoints of sluice-datapath while Run runs. tenantLabel is
 // the label of a Namespace that names its tenant.
-func NewEndpoints(conn grpc.ClientConnInterface, p *pods.Pods, tenantLabel string, l *slog.Logger) *Endpoints {
+func New(conn grpc.ClientConnInterface, p *pods.Pods, tenantLabel string, l *slog.Logger) *Endpoints {
 	return &Endpoints{
 		client: datapathv1.NewDatapathServiceClient(conn), pods: p, tenantLabel: tenantLabel,
 		log: l.With("source", "endpoints"),

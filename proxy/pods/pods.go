@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package pods records which pod has an endpoint ID now. The tags of packets contain endpoint IDs.
+// Package pods records which pod has an endpoint ID now. The tags of packets and the marks of sockets contain endpoint
+// IDs.
 package pods
 
 import (
@@ -12,19 +13,25 @@ import (
 
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
-	"github.com/sluice-net/sluice/services/dns/internal/names"
 )
 
 // MaxEndpoint is the highest endpoint ID.
 const MaxEndpoint = 4095
 
-// Unknown is the asker for all unknown endpoints; their learned addresses count for its share. No endpoint has this
-// ID.
-var Unknown = names.Asker{Endpoint: MaxEndpoint + 1, Tenant: "unknown endpoints"}
+// Client is the pod that begins a connection.
+type Client struct {
+	Endpoint  uint32 // ID of the endpoint on this node; not 0
+	Tenant    string // tenant of its namespace, in the form of package shares
+	Namespace string // empty without one
+	Identity  uint32 // 0: unknown
+}
+
+// Unknown is the client for all unknown endpoints, whose use of limits counts for its share. No endpoint has this ID.
+var Unknown = Client{Endpoint: MaxEndpoint + 1, Tenant: "unknown endpoints"}
 
 // Pod is the pod of an endpoint.
 type Pod struct {
-	Asker names.Asker
+	Client
 
 	owner   workload.Owner
 	created time.Time
@@ -58,7 +65,7 @@ type Pods struct {
 // New returns Pods without a pod. It calls leave when a pod loses its endpoint ID, before another pod can get the ID.
 func New(s shares.Settings, leave func(endpoint uint16)) *Pods {
 	return &Pods{
-		unknown: Pod{Asker: Unknown}, leave: leave, tenants: s, owners: make(map[workload.Owner]uint32),
+		unknown: Pod{Client: Unknown}, leave: leave, tenants: s, owners: make(map[workload.Owner]uint32),
 		added: make(chan struct{}),
 	}
 }
@@ -105,14 +112,14 @@ func (p *Pods) Upsert(owner workload.Owner, e Endpoint) {
 		p.remove(owner)
 	}
 	pod := &Pod{
-		Asker: names.Asker{
+		Client: Client{
 			Endpoint: e.ID, Tenant: p.tenants.TenantOf(e.Namespace, e.Tenant).String(), Namespace: e.Namespace,
 			Identity: e.Identity,
 		},
 		owner: owner, created: e.Created,
 	}
 	if was := p.ids[e.ID].Load(); was != nil {
-		if was.owner == owner && was.created.Equal(e.Created) && was.Asker == pod.Asker {
+		if was.owner == owner && was.created.Equal(e.Created) && was.Client == pod.Client {
 			return
 		}
 		p.remove(was.owner)

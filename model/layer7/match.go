@@ -4,7 +4,7 @@
 package layer7
 
 import (
-	"net/http"
+	"net"
 	"regexp"
 	"strings"
 
@@ -39,7 +39,9 @@ func NewMatcher(s *Set) *Matcher {
 			}
 			// If an expression cannot be compiled, leave out its rule, so that the rule matches nothing.
 			var err error
-			if *e.into, err = regexp.Compile("^(?:" + e.text + ")$"); err != nil {
+			if _, err = regexp.Compile(e.text); err != nil { // such as "a)|(b", which the next line would accept
+				ok = false
+			} else if *e.into, err = regexp.Compile("^(?:" + e.text + ")$"); err != nil {
 				ok = false
 			}
 		}
@@ -67,7 +69,8 @@ type Request struct {
 	Method string
 	Path   string // normalised, with the query
 	Host   string // with the port if the request has one
-	Header http.Header
+	// Values returns the values of a header, whose name it compares without regard to case.
+	Values func(name string) []string
 }
 
 // Verdict is the result for an HTTP request.
@@ -78,10 +81,13 @@ type Verdict struct {
 	Mismatches []HeaderMatch
 }
 
-// AllowsRequest evaluates a request. Of several matching rules, it takes a rule without a mismatch, or else the first
-// rule in the order of the set.
+// AllowsRequest evaluates a request in clear text. Of several matching rules, it takes a rule without a mismatch, or else
+// the first rule in the order of the set. Server names allow the requests to these hosts.
 func (m *Matcher) AllowsRequest(r *Request) Verdict {
 	if m.set.All {
+		return Verdict{Allowed: true}
+	}
+	if m.AllowsServerName(serverName(r.Host)) {
 		return Verdict{Allowed: true}
 	}
 	var out Verdict
@@ -95,6 +101,14 @@ func (m *Matcher) AllowsRequest(r *Request) Verdict {
 		}
 	}
 	return out
+}
+
+// serverName returns the name of a host without its port.
+func serverName(host string) string {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		return name
+	}
+	return host
 }
 
 func (m *matcher) allows(r *Request) Verdict {
@@ -129,6 +143,6 @@ func (m *matcher) allows(r *Request) Verdict {
 // header returns the values of a header, joined by commas. A server may use any of the values, so a rule must match
 // all of them together.
 func header(r *Request, name string) (value string, present bool) {
-	all := r.Header.Values(name)
+	all := r.Values(name)
 	return strings.Join(all, ","), len(all) > 0
 }

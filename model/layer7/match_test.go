@@ -116,7 +116,7 @@ func TestVectors(t *testing.T) {
 				checks++
 			}
 			for _, r := range v.Requests {
-				got := m.AllowsRequest(&Request{Method: r.Method, Path: r.Path, Host: r.Host, Header: r.Header})
+				got := m.AllowsRequest(&Request{Method: r.Method, Path: r.Path, Host: r.Host, Values: r.Header.Values})
 				var mismatches []string
 				for _, x := range got.Mismatches {
 					mismatches = append(mismatches, x.Mismatch.String()+" "+x.Name)
@@ -150,7 +150,7 @@ func TestUnionAllowsWhatAMemberAllows(t *testing.T) {
 	for i := range all {
 		members = append(members, all[i].rules(t)...)
 		for _, r := range all[i].Requests {
-			requests = append(requests, Request{Method: r.Method, Path: r.Path, Host: r.Host, Header: r.Header})
+			requests = append(requests, Request{Method: r.Method, Path: r.Path, Host: r.Host, Values: r.Header.Values})
 		}
 	}
 	single := make([]*Matcher, len(members))

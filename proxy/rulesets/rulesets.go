@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package rulesets follows the rule sets of sluice-policy for one kind of proxy.
+// Package rulesets follows the rule sets of sluice-policy that a proxy evaluates.
 package rulesets
 
 import (
@@ -10,6 +10,7 @@ import (
 	"iter"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -34,8 +35,8 @@ type Rules interface {
 
 // Options describe a RuleSets. All fields are required.
 type Options struct {
-	Proxy netv1.Proxy // the kind of proxy that evaluates the sets
-	Rules Rules
+	Proxies []netv1.Proxy // the kinds of sets that this process evaluates
+	Rules   Rules
 	// Listed is called after each complete listing. sluice-policy may then have restarted.
 	Listed func()
 	Log    *slog.Logger
@@ -109,7 +110,7 @@ func (s source) eventOf(m *policyv1.WatchRuleSetsResponse) watch.Event[uint16, c
 	case *policyv1.WatchRuleSetsResponse_Upsert:
 		if n := x.Upsert.GetNumber(); n > 0 && n <= math.MaxUint16 {
 			e.Kind, e.Key, e.Value = watch.Upsert, uint16(n), content{set: x.Upsert}
-			if x.Upsert.GetProxy() != s.o.Proxy {
+			if !slices.Contains(s.o.Proxies, x.Upsert.GetProxy()) {
 				e.Kind, e.Value = watch.Delete, content{}
 			}
 		}

@@ -170,7 +170,7 @@ func TestRulesFollowSluicePolicy(t *testing.T) {
 	r := &recorder{sets: map[uint16][]string{}}
 	var listings atomic.Int32
 	const dns, http = netv1.Proxy_PROXY_DNS, netv1.Proxy_PROXY_HTTP
-	s := New(conn, Options{Proxy: dns, Rules: r, Listed: func() { listings.Add(1) }, Log: named(t)})
+	s := New(conn, Options{Proxies: []netv1.Proxy{dns}, Rules: r, Listed: func() { listings.Add(1) }, Log: named(t)})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()

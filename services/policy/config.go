@@ -32,6 +32,7 @@ type Config struct {
 	Limits      LimitsConfig      `config:"limits"`
 	Shares      tenants.Config    `config:"shares"`
 	DNS         DNSConfig         `config:"dns"`
+	HTTP        HTTPConfig        `config:"http"`
 	Names       NamesConfig       `config:"names"`
 	Subscribers SubscribersConfig `config:"subscribers"`
 }
@@ -85,6 +86,11 @@ type DNSConfig struct {
 	Implicit bool `config:"implicit" help:"pods with toFQDNs and no DNS rule: sluice-dns learns from what rules allow at port 53"`
 }
 
+// HTTPConfig configures what rules for HTTP requests and TLS server names mean.
+type HTTPConfig struct {
+	Proxy bool `config:"proxy" help:"sluice-http evaluates egress rules for HTTP and TLS server names"`
+}
+
 // NamesConfig configures the addresses that were learned for DNS names.
 type NamesConfig struct {
 	Max       int           `config:"max" help:"DNS names that are remembered"`
@@ -107,6 +113,7 @@ func defaults(p instance.Paths) Config {
 		Limits:      LimitsConfig{Policies: 40_000, Manifests: 256 << 20},
 		Shares:      tenants.Defaults(),
 		DNS:         DNSConfig{Proxy: true, Away: awayDrop},
+		HTTP:        HTTPConfig{Proxy: true},
 		Names:       NamesConfig{Max: 16_384, Addresses: 262_144, Grace: 10 * time.Minute},
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}
@@ -184,12 +191,12 @@ func (c *Config) owner(l *slog.Logger, t *tenants.Set) owner.Config {
 			Enforcement: modes[c.Enforcement.Mode],
 			AllowHost:   c.Enforcement.AllowHost,
 
-			WithoutDNSProxy: !c.DNS.Proxy, PassWithoutDNSProxy: c.DNS.Away == awayPass,
+			WithoutDNSProxy: !c.DNS.Proxy, PassWithoutDNSProxy: c.DNS.Away == awayPass, WithoutHTTPProxy: !c.HTTP.Proxy,
 		},
 		Rules: rule.Options{
 			Cluster: c.Cluster.Name, LocalClusterOnly: c.Cluster.LocalOnly,
 			CIDRSelectsNodes: c.Cluster.CIDRSelectsNodes, NodeLabels: c.Cluster.NodeLabels,
-			WithoutDNSProxy: !c.DNS.Proxy, ImplicitDNS: c.DNS.Implicit,
+			WithoutDNSProxy: !c.DNS.Proxy, ImplicitDNS: c.DNS.Implicit, HTTPProxy: c.HTTP.Proxy,
 		},
 		MaxPolicies: c.Limits.Policies, MaxManifestBytes: int(c.Limits.Manifests),
 		MaxNames: c.Names.Max, MaxAddresses: c.Names.Addresses, NameGrace: c.Names.Grace,

@@ -46,6 +46,7 @@ func validate(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	flags.BoolVar(&config.Cluster.NodeLabels, "cluster-node-labels", config.Cluster.NodeLabels,
 		"the service has the setting cluster.nodeLabels")
 	flags.BoolVar(&config.DNS.Proxy, "dns-proxy", config.DNS.Proxy, "the service has the setting dns.proxy")
+	flags.BoolVar(&config.HTTP.Proxy, "http-proxy", config.HTTP.Proxy, "the service has the setting http.proxy")
 	flags.BoolVar(&config.DNS.Implicit, "dns-implicit", config.DNS.Implicit,
 		"the service has the setting dns.implicit")
 	if err := flags.Parse(args); err != nil {

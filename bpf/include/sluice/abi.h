@@ -413,10 +413,12 @@ _Static_assert(sizeof(struct sl_rule) == 8, "one word");
 
 /*
  * Kinds of proxies: sl_rule.redirect, and indices of sl_proxy and sl_proxy_beat. The HTTP proxy
- * takes TCP connections only, so its index of sl_proxy has its proxy namespace.
+ * takes TCP connections only, so its index of sl_proxy has its proxy namespace. It evaluates the
+ * server names of TLS, too.
  */
 #define SL_PROXY_DNS 1
 #define SL_PROXY_HTTP 2
+#define SL_PROXY_TLS 3
 #define SL_MAX_PROXIES 8
 
 /* Index of sl_proxy for the proxy namespace, to which the DNS proxy's TCP connections go. */

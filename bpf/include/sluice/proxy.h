@@ -128,12 +128,13 @@ static __always_inline enum sl_reason redirect(const struct sl_rule *rule,
 	struct sl_proxy *proxy;
 	__u64 word;
 
-	if (!q->may_redirect || !(rule->flags & SL_RULE_SET) ||
-	    (kind != SL_PROXY_DNS && kind != SL_PROXY_HTTP))
+	bool http = kind == SL_PROXY_HTTP || kind == SL_PROXY_TLS;
+
+	if (!q->may_redirect || !(rule->flags & SL_RULE_SET) || (kind != SL_PROXY_DNS && !http))
 		return SL_REASON_NO_PROXY;
 	if (q->may_redirect != SL_REDIRECT_DATAGRAM)
-		return redirect_segment(q, kind == SL_PROXY_HTTP, passes, side);
-	if (kind == SL_PROXY_HTTP)
+		return redirect_segment(q, http, passes, side);
+	if (http)
 		return SL_REASON_NO_PROXY;
 	proxy = proxy_of(kind);
 	if (!proxy)

@@ -21,6 +21,7 @@ type Settings struct {
 	Limits  LimitSettings   `config:"limits"`
 	Shares  tenants.Config  `config:"shares"`
 	DNS     DNSSettings     `config:"dns"`
+	HTTP    HTTPSettings    `config:"http"`
 }
 
 // ClusterSettings contains properties of the cluster that manifests do not state.
@@ -37,6 +38,11 @@ type LimitSettings struct {
 	Manifests config.ByteSize `config:"manifests" help:"total size of their manifests"`
 }
 
+// HTTPSettings configures what rules for HTTP requests and TLS server names mean.
+type HTTPSettings struct {
+	Proxy bool `config:"proxy" help:"sluice-http evaluates egress rules for HTTP and TLS server names"`
+}
+
 // DNSSettings configures what rules for DNS queries mean.
 type DNSSettings struct {
 	Proxy    bool `config:"proxy" help:"sluice-dns evaluates DNS rules, and learns addresses from answers"`
@@ -50,6 +56,7 @@ func DefaultSettings() Settings {
 		Limits:  LimitSettings{Policies: 40_000, Manifests: 256 << 20},
 		Shares:  tenants.Defaults(),
 		DNS:     DNSSettings{Proxy: true},
+		HTTP:    HTTPSettings{Proxy: true},
 	}
 }
 
@@ -76,7 +83,7 @@ func (s *Settings) owner(t *tenants.Set, l *slog.Logger) owner.Config {
 		Rules: rule.Options{
 			Cluster: s.Cluster.Name, LocalClusterOnly: s.Cluster.LocalOnly,
 			CIDRSelectsNodes: s.Cluster.CIDRSelectsNodes, NodeLabels: s.Cluster.NodeLabels,
-			WithoutDNSProxy: !s.DNS.Proxy, ImplicitDNS: s.DNS.Implicit,
+			WithoutDNSProxy: !s.DNS.Proxy, ImplicitDNS: s.DNS.Implicit, HTTPProxy: s.HTTP.Proxy,
 		},
 		MaxPolicies: s.Limits.Policies, MaxManifestBytes: int(s.Limits.Manifests),
 		MaxNames: 1, MaxAddresses: 1, // no names are learned in this process

@@ -152,8 +152,9 @@ var settings = []setting{
 	{"enable-k8s-networkpolicy", "", has("NetworkPolicy", "Sluice always enforces NetworkPolicy")},
 	{"enable-l7-proxy", "l7Proxy", func(r *report, from, value string) {
 		if on(value) {
-			differs(r, from, value, "no proxy: packets that match HTTP or TLS rules are dropped; the policies with such "+
-				"rules are listed below Missing if you give their files")
+			differs(r, from, value, "sluice-dns and sluice-http evaluate egress rules for DNS, HTTP and TLS server names. "+
+				"What needs ingress rules, TLS termination or a listener is listed below Missing if you give the files of "+
+				"the policies")
 		}
 	}},
 	{"enable-hubble", "hubble.enabled", func(r *report, from, value string) {

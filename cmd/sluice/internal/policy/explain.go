@@ -151,16 +151,24 @@ func explain(ctx context.Context, inv *invocation.Invocation, conn peer.Connecti
 	})
 }
 
-// outcome returns what the datapath does with redirected packets, as `sluice explain` prints it. There is a proxy only
-// for DNS queries that pods send over UDP or TCP.
+// outcome returns what the datapath does with redirected packets, as `sluice explain` prints it. There are proxies only
+// for what pods send: DNS over UDP or TCP, and HTTP and TLS over TCP.
 func outcome(r *policyv1.ExplainResponse, protocol uint32) string {
 	if r.GetVerdict() != policyv1.Action_ACTION_REDIRECT {
 		return ""
 	}
-	if protocol != uint32(netv1.Protocol_PROTOCOL_SCTP) && r.GetEgress().GetProxy() == netv1.Proxy_PROXY_DNS &&
-		r.GetIngress().GetAction() != policyv1.Action_ACTION_REDIRECT {
-		return ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran, " +
-			"or without the setting dns.proxy"
+	if r.GetIngress().GetAction() != policyv1.Action_ACTION_REDIRECT {
+		switch kind := r.GetEgress().GetProxy(); {
+		case kind == netv1.Proxy_PROXY_DNS && protocol != uint32(netv1.Protocol_PROTOCOL_SCTP):
+			return ", to sluice-dns, which evaluates the query; DROPPED (no-proxy) if sluice-dns never ran, " +
+				"or without the setting dns.proxy"
+		case kind == netv1.Proxy_PROXY_HTTP && protocol == uint32(netv1.Protocol_PROTOCOL_TCP):
+			return ", to sluice-http, which evaluates each request; DROPPED (no-proxy) if sluice-http never ran, " +
+				"or without the setting http.proxy"
+		case kind == netv1.Proxy_PROXY_TLS && protocol == uint32(netv1.Protocol_PROTOCOL_TCP):
+			return ", to sluice-http, which evaluates the server name; DROPPED (no-proxy) if sluice-http never ran, " +
+				"or without the setting http.proxy"
+		}
 	}
 	return ", and DROPPED (no-proxy): no proxy evaluates such packets"
 }

@@ -38,6 +38,7 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		nodeLabels   bool
 		dnsProxy     bool
 		dnsImplicit  bool
+		httpProxy    bool
 		strict       bool
 		againstNode  bool
 	)
@@ -47,8 +48,8 @@ func validateCommand(inv *invocation.Invocation) *cobra.Command {
 		Long: `Check manifests as the policy service would, without a running service: the command
 executes ` + program + ` from its own directory or from PATH. Every problem is reported
 with file, document and field. The exit code is 1 if there are problems. The check assumes
-the default settings of the service, apart from --cluster-node-labels, --dns-proxy and
---dns-implicit.
+the default settings of the service, apart from --cluster-node-labels, --dns-proxy,
+--dns-implicit and --http-proxy.
 
 A warning names each toFQDNs list whose pods no DNS rule of the manifests selects. With
 --against-node, the DNS rules of the accepted policies of this node count, too.`,
@@ -73,6 +74,9 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 			if !dnsProxy {
 				flags = append(flags, "--dns-proxy=false")
 			}
+			if !httpProxy {
+				flags = append(flags, "--http-proxy=false")
+			}
 			if dnsImplicit {
 				flags = append(flags, "--dns-implicit")
 			}
@@ -85,6 +89,8 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 	f.BoolVar(&nodeLabels, "cluster-node-labels", false,
 		"the nodes have the setting cluster.nodeLabels, which the Kubernetes manifests set")
 	f.BoolVar(&dnsProxy, "dns-proxy", true, "the nodes have the setting dns.proxy, so sluice-dns evaluates DNS rules")
+	f.BoolVar(&httpProxy, "http-proxy", true,
+		"the nodes have the setting http.proxy, so sluice-http evaluates HTTP rules and server names")
 	f.BoolVar(&dnsImplicit, "dns-implicit", false,
 		"the nodes have the setting dns.implicit, so a plain rule for port 53 serves in place of a DNS rule")
 	f.StringVarP(&namespace, "namespace", "n", "", "namespace of objects without one (default \"default\")")

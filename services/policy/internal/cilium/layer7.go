@@ -6,11 +6,12 @@ package cilium
 import (
 	"regexp/syntax"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sluice-net/sluice/model/dnsname"
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/layer7"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 )
 
@@ -39,7 +40,7 @@ func layer7Action(r *PortRule, o rule.Options) (policytable.Action, policytable.
 		return policytable.Redirect, policytable.ProxyListener
 	case r.Rules != nil && len(r.Rules.DNS) > 0 && !forwarded(r, o):
 		return policytable.Redirect, policytable.ProxyDNS
-	case r.Rules != nil && len(r.Rules.HTTP) > 0:
+	case r.hasHTTP():
 		return policytable.Redirect, policytable.ProxyHTTP
 	case len(r.ServerNames) > 0 || r.TerminatingTLS != nil || r.OriginatingTLS != nil:
 		return policytable.Redirect, policytable.ProxyTLS
@@ -47,11 +48,17 @@ func layer7Action(r *PortRule, o rule.Options) (policytable.Action, policytable.
 	return policytable.Allow, policytable.NoProxy
 }
 
+// hasHTTP reports whether the port rule has rules for HTTP requests.
+func (r *PortRule) hasHTTP() bool { return r.Rules != nil && len(r.Rules.HTTP) > 0 }
+
+// needsTermination reports whether the proxy would have to end the client's TLS.
+func (r *PortRule) needsTermination() bool { return r.TerminatingTLS != nil || r.OriginatingTLS != nil }
+
 // layer7Rules returns what a port rule that redirects allows within a connection. Rules that need TLS termination, or a
 // proxy of the user, allow nothing.
 func layer7Rules(r *PortRule) *layer7.Rules {
 	out := &layer7.Rules{}
-	if r.Listener != nil || r.TerminatingTLS != nil || r.OriginatingTLS != nil {
+	if r.Listener != nil || r.needsTermination() {
 		return out
 	}
 	if r.Rules != nil {
@@ -59,8 +66,8 @@ func layer7Rules(r *PortRule) *layer7.Rules {
 			out.DNS = append(out.DNS, patterns(f)...)
 		}
 		for i := range r.Rules.HTTP {
-			if h := &r.Rules.HTTP[i]; h.allowsNothing() == "" {
-				out.HTTP = append(out.HTTP, h.convert())
+			if _, why := r.Rules.HTTP[i].allowsNothing(); why == "" {
+				out.HTTP = append(out.HTTP, r.Rules.HTTP[i].convert())
 			}
 		}
 	}
@@ -103,29 +110,32 @@ func (h *HTTPRule) convert() layer7.HTTP {
 	return out
 }
 
-// allowsNothing returns why a valid HTTP rule cannot match any request; empty if it can. Cilium accepts such rules.
-func (h *HTTPRule) allowsNothing() string {
+// allowsNothing returns why a valid HTTP rule cannot match any request, and the field that is the reason; empty if it
+// can. Cilium accepts such rules.
+func (h *HTTPRule) allowsNothing() (field, why string) {
 	if _, err := syntax.Parse(h.Host, syntax.Perl); err != nil {
-		return "host is not a regular expression: " + err.Error() + "; write dots as \\. and any text as .*"
+		return "host", "not a regular expression: " + err.Error() + "; write dots as \\. and any text as .*"
 	}
-	for _, text := range h.Headers {
+	for i, text := range h.Headers {
 		name, _, has := strings.Cut(text, " ")
 		if has {
 			name = strings.TrimRight(name, ":")
 		}
 		if !isHeaderName(name) {
-			return "headers: \"" + name + "\" is not a name of a header; write \"Name\" or \"Name: value\""
+			return "headers[" + strconv.Itoa(i) + "]",
+				"\"" + name + "\" is not a name of a header; write \"Name\" or \"Name: value\""
 		}
 	}
-	for _, m := range h.HeaderMatches {
+	for i, m := range h.HeaderMatches {
+		at := "headerMatches[" + strconv.Itoa(i) + "]."
 		switch {
 		case m.Secret != nil:
-			return "headerMatches: values from secrets are not supported; write the value in the policy"
+			return at + "secret", "values from secrets; write the value in the policy"
 		case !isHeaderName(m.Name):
-			return "headerMatches: \"" + m.Name + "\" is not a name of a header; write the name without a colon"
+			return at + "name", "\"" + m.Name + "\" is not a name of a header; write the name without a colon"
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // isHeaderName reports whether a text is a valid name of a header.

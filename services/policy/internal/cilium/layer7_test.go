@@ -168,20 +168,55 @@ func TestDNSRulesAreNotedAsFarAsNothingEvaluatesThem(t *testing.T) {
 	}
 }
 
+// TestHTTPRulesAndServerNamesAreNotedWhereNoProxyEvaluatesThem: sluice-http evaluates egress rules only, and ends no
+// TLS.
+func TestHTTPRulesAndServerNamesAreNotedWhereNoProxyEvaluatesThem(t *testing.T) {
+	const at = "spec.egress[0].toPorts[0]."
+	for _, c := range []struct{ rule, with, without string }{
+		{`"rules": {"http": [{"path": "/a"}]}`, "", "rules.http: not supported by Sluice: HTTP rules; packets"},
+		{`"serverNames": ["a.test"]`, "", "serverNames: not supported by Sluice: TLS server names; packets"},
+		{
+			`"terminatingTLS": {"secret": {"name": "x"}}, "rules": {"http": [{"path": "/a"}]}`,
+			"rules.http: not supported by Sluice: HTTP rules within TLS; sluice-http refuses",
+			"rules.http: not supported by Sluice: HTTP rules; packets",
+		},
+		{
+			`"terminatingTLS": {"secret": {"name": "x"}}`,
+			"terminatingTLS: not supported by Sluice: TLS termination; sluice-http refuses",
+			"terminatingTLS: not supported by Sluice: TLS termination; packets",
+		},
+	} {
+		p := policyWith(t, `{"ports": [{"port": "80", "protocol": "TCP"}], `+c.rule+`}`)
+		for with, want := range map[bool]string{true: c.with, false: c.without} {
+			got := ""
+			for _, n := range p.Notes(rule.Options{HTTPProxy: with}) {
+				got += strings.TrimPrefix(n.Path, at) + ": " + n.Text
+			}
+			if !strings.HasPrefix(got, want) || want == "" && got != "" {
+				t.Errorf("%s, with a proxy %t: noted %q, want %q", c.rule, with, got, want)
+			}
+		}
+		if r := p.Rules(true, rule.Options{})[0].Rules[0]; c.with != "" && len(r.Layer7.HTTP)+len(r.Layer7.ServerNames) > 0 {
+			t.Errorf("%s allows %+v", c.rule, r.Layer7)
+		}
+	}
+}
+
 func TestHTTPRuleThatMatchesNothingIsNoted(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"host": "*"}`:       "host is not a regular expression: ",
-		`{"headers": ["X:"]}`: `"X:" is not a name of a header; write "Name" or "Name: value"`,
-		`{"headerMatches": [{"name": "X", "secret": {"name": "s"}}]}`: "; the rule allows nothing",
+		`{"host": "*"}`:       "host: not supported by Sluice: not a regular expression: ",
+		`{"headers": ["X:"]}`: `headers[0]: not supported by Sluice: "X:" is not a name of a header; write "Name" or "Name: value"`,
+		`{"headerMatches": [{"name": "X", "secret": {"name": "s"}}]}`: "headerMatches[0].secret: not supported by Sluice: " +
+			"values from secrets; write the value in the policy; the HTTP rule allows nothing",
 	} {
 		const ports = `{"ports": [{"port": "80", "protocol": "TCP"}], `
 		p := policyWith(t, ports+`"rules": {"http": [`+text+`]}}`)
 		found := false
-		for _, n := range p.Notes(rule.Options{}) {
-			found = found || n.Path == "spec.egress[0].toPorts[0].rules.http[0]" && strings.Contains(n.Text, want)
+		for _, n := range p.Notes(rule.Options{HTTPProxy: true}) {
+			found = found || strings.HasPrefix(n.Path+": "+n.Text, "spec.egress[0].toPorts[0].rules.http[0]."+want)
 		}
 		if !found {
-			t.Errorf("%s: notes %v, want %q", text, p.Notes(rule.Options{}), want)
+			t.Errorf("%s: notes %v, want %q", text, p.Notes(rule.Options{HTTPProxy: true}), want)
 		}
 	}
 }

@@ -17,6 +17,8 @@ const (
 	allowsNothing  = "; the rule allows nothing"
 	deniesEveryone = "; the rule denies all peers"
 	isDropped      = "; packets that match are redirected to no proxy, and dropped"
+	isRefused      = "; sluice-http refuses what matches"
+	httpNothing    = "; the HTTP rule allows nothing"
 )
 
 // Notes returns notes about the unsupported fields of a valid policy, and their effect on the rules. The effects must
@@ -46,7 +48,7 @@ func (r *Rule) notes(path string, o rule.Options, ns *manifest.Notes) {
 		in, p := &r.Ingress[i], path+".ingress["+strconv.Itoa(i)+"]"
 		note(len(in.FromGroups) > 0, p+".fromGroups", groups, allowsNothing)
 		note(in.Authentication.asked(), p+".authentication", "mutual authentication", allowsNothing)
-		layer7Notes(p, in.ToPorts, o, ns)
+		layer7Notes(p, in.ToPorts, o, false, ns)
 	}
 	for i := range r.IngressDeny {
 		in, p := &r.IngressDeny[i], path+".ingressDeny["+strconv.Itoa(i)+"]"
@@ -59,7 +61,7 @@ func (r *Rule) notes(path string, o rule.Options, ns *manifest.Notes) {
 		note(eg.Authentication.asked(), p+".authentication", "mutual authentication", allowsNothing)
 		note(len(eg.ToFQDNs) > 0 && o.WithoutDNSProxy, p+".toFQDNs", "learning addresses from DNS answers",
 			"; the rule allows the addresses that LearnNames was called with")
-		layer7Notes(p, eg.ToPorts, o, ns)
+		layer7Notes(p, eg.ToPorts, o, o.HTTPProxy, ns)
 	}
 	for i := range r.EgressDeny {
 		eg, p := &r.EgressDeny[i], path+".egressDeny["+strconv.Itoa(i)+"]"
@@ -71,7 +73,12 @@ func (r *Rule) notes(path string, o rule.Options, ns *manifest.Notes) {
 	}
 }
 
-func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Notes) {
+// layer7Notes adds the notes about layer 7 rules. http is set if a proxy evaluates HTTP requests and TLS server names.
+func layer7Notes(path string, rules []PortRule, o rule.Options, http bool, ns *manifest.Notes) {
+	effect := isDropped
+	if http {
+		effect = isRefused
+	}
 	for i := range rules {
 		r, p := &rules[i], path+".toPorts["+strconv.Itoa(i)+"]"
 		if forwarded(r, o) && r.Listener == nil {
@@ -87,19 +94,23 @@ func layer7Notes(path string, rules []PortRule, o rule.Options, ns *manifest.Not
 			}
 		case r.hasDNS() && !forwarded(r, o):
 			ns.Unsupported(p+".rules.dns", "DNS rules%s", isDropped)
-		case r.Rules != nil && len(r.Rules.HTTP) > 0:
-			ns.Unsupported(p+".rules.http", "HTTP rules%s", isDropped)
+		case http && r.hasHTTP() && r.needsTermination():
+			ns.Unsupported(p+".rules.http", "HTTP rules within TLS%s", isRefused)
+		case r.hasHTTP():
+			if !http {
+				ns.Unsupported(p+".rules.http", "HTTP rules%s", isDropped)
+			}
 			for j := range r.Rules.HTTP {
-				if why := r.Rules.HTTP[j].allowsNothing(); why != "" {
-					ns.Add(manifest.NoteUnsupported, p+".rules.http["+strconv.Itoa(j)+"]", "%s%s", why, allowsNothing)
+				if field, why := r.Rules.HTTP[j].allowsNothing(); why != "" {
+					ns.Unsupported(p+".rules.http["+strconv.Itoa(j)+"]."+field, "%s%s", why, httpNothing)
 				}
 			}
-		case len(r.ServerNames) > 0:
-			ns.Unsupported(p+".serverNames", "TLS server names%s", isDropped)
 		case r.TerminatingTLS != nil:
-			ns.Unsupported(p+".terminatingTLS", "TLS termination%s", isDropped)
+			ns.Unsupported(p+".terminatingTLS", "TLS termination%s", effect)
 		case r.OriginatingTLS != nil:
-			ns.Unsupported(p+".originatingTLS", "TLS origination%s", isDropped)
+			ns.Unsupported(p+".originatingTLS", "TLS origination%s", effect)
+		case len(r.ServerNames) > 0 && !http:
+			ns.Unsupported(p+".serverNames", "TLS server names%s", isDropped)
 		}
 	}
 }

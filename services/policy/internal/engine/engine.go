@@ -61,6 +61,8 @@ type Config struct {
 	// PassWithoutDNSProxy lets DNS queries that a rule redirects pass while the DNS proxy does not run. Without this
 	// setting, only queries that match a rule for every name pass while the DNS proxy does not run.
 	PassWithoutDNSProxy bool
+	// WithoutHTTPProxy leaves the rule sets of HTTP and TLS redirects out of tables.
+	WithoutHTTPProxy bool
 	// RuleSets numbers the sets of layer 7 rules; nil: a Registry that is not stored.
 	RuleSets *ruleset.Registry
 	// SplitRows limits the table rows that one tenant's selectors cause in tables of other tenants: a selector splits

@@ -13,10 +13,10 @@ import (
 
 	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/identity"
+	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
-	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/table"
 )
 
@@ -129,11 +129,19 @@ func (e *Engine) addJoints() {
 	}
 }
 
+// without reports whether no proxy of the kind runs.
+func (e *Engine) without(kind policytable.Proxy) bool {
+	if kind == policytable.ProxyDNS {
+		return e.config.WithoutDNSProxy
+	}
+	return e.config.WithoutHTTPProxy
+}
+
 // nameSets numbers the rule sets of a table that is about to be defined. A set without a number keeps 0.
 func (e *Engine) nameSets(l *live) {
 	for i := range l.table.Rules {
 		set := l.program.Set(uint16(i + 1)) //nolint:gosec // at most table.MaxRules
-		if set == nil || e.config.WithoutDNSProxy && l.table.Rules[i].Proxy == policytable.ProxyDNS {
+		if set == nil || e.without(l.table.Rules[i].Proxy) {
 			continue
 		}
 		e.redirecting[l] = struct{}{}

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/sluice-net/sluice/model/identity"
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/layer7"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/policy"
 	"github.com/sluice-net/sluice/services/policy/internal/rule"
 	"github.com/sluice-net/sluice/services/policy/internal/table"

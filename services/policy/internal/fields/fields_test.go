@@ -249,7 +249,7 @@ func TestEachFieldDoesWhatItsRowSays(t *testing.T) {
 	for _, f := range All() {
 		counts[f.Support]++
 		t.Run(f.Kind+"."+f.Path, func(t *testing.T) {
-			options := rule.Options{Cluster: "default"}
+			options := rule.Options{HTTPProxy: true, Cluster: "default"}
 			text := manifestWith(t, &f, f.example(t))
 			if f.Setting != "" {
 				if without := outcomeOf(text, options); !without.concerns(f.at()) {
@@ -346,7 +346,8 @@ func checkConverted(t *testing.T, f *Field, got outcome, text string) {
 			found++
 			switch {
 			case r.Action == policytable.Deny && r.Peers.Any && strings.HasPrefix(whole.row.becomes, deniesAll):
-			case r.Action == policytable.Redirect && whole.row.becomes == dropped:
+			case r.Action == policytable.Redirect &&
+				slices.Contains([]string{dropped, refused, httpNothing}, whole.row.becomes):
 			default:
 				t.Errorf("becomes a rule: %s\n%s", r.Content(), text)
 			}

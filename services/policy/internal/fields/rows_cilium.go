@@ -7,8 +7,11 @@ const (
 	allowsNothing = "the rule allows nothing"
 	deniesAll     = "the rule denies all peers, on the ports that it names"
 	dropped       = "packets that match are redirected to no proxy, and dropped"
+	refused       = "sluice-http refuses what matches"
+	httpNothing   = "the HTTP rule allows nothing"
 	cNodes        = "Other nodes, selected by the labels of their Node objects. " + unknownLabels
 	evaluatedDNS  = "DNS over UDP and TCP; audit mode bypasses the proxy"
+	evaluatedHTTP = "over TCP; packets of other protocols that match are dropped; audit mode bypasses the proxy"
 	port53        = "ports: [{port: '53', protocol: UDP}]"
 	port80        = "ports: [{port: '80', protocol: TCP}]"
 )
@@ -293,14 +296,26 @@ var ciliumRows = map[string]row{
 		example: "[{port: '80', protocol: TCP}]",
 		other:   "[{port: '81', protocol: TCP}]",
 	},
-	"cilium.PortRule.terminatingTLS": proxied(
+	"cilium.PortRule.terminatingTLS@ingress": proxied(
 		"Key material to terminate the client's TLS.", "{secret: {name: x, namespace: y}}",
 	),
-	"cilium.PortRule.originatingTLS": proxied(
+	"cilium.PortRule.terminatingTLS@egress": unterminated(
+		"Key material to terminate the client's TLS.", "{secret: {name: x, namespace: y}}",
+	),
+	"cilium.PortRule.originatingTLS@ingress": proxied(
 		"Key material to originate TLS to the server.", "{secret: {name: x, namespace: y}}",
 	),
-	"cilium.PortRule.serverNames": proxied("Names of TLS servers that are allowed.", "[a.example.com]"),
-	"cilium.PortRule.listener":    proxied("A proxy of the user.", "{envoyConfig: {name: x}, name: y}"),
+	"cilium.PortRule.originatingTLS@egress": unterminated(
+		"Key material to originate TLS to the server.", "{secret: {name: x, namespace: y}}",
+	),
+	"cilium.PortRule.serverNames@egress": {
+		becomes: evaluatedHTTP,
+		about:   "Names of TLS servers that are allowed. Without the setting http.proxy, packets that match are dropped.",
+		beside:  port80,
+		example: "[a.example.com]",
+	},
+	"cilium.PortRule.serverNames@ingress": proxied("Names of TLS servers that are allowed.", "[a.example.com]"),
+	"cilium.PortRule.listener":            proxied("A proxy of the user.", "{envoyConfig: {name: x}, name: y}"),
 	"cilium.PortRule.listener@ingress": {
 		support: Refused,
 		becomes: forEgress,
@@ -383,7 +398,13 @@ var ciliumRows = map[string]row{
 		example: "CiliumEnvoyConfig",
 	},
 	"cilium.EnvoyConfig.name": {required: true, about: "Name of the configuration.", example: "x"},
-	"cilium.L7Rules.http": {
+	"cilium.L7Rules.http@egress": {
+		becomes: evaluatedHTTP,
+		about:   "HTTP requests. Without the setting http.proxy, packets that match are dropped.",
+		outer:   port80,
+		example: "[{path: /}]",
+	},
+	"cilium.L7Rules.http@ingress": {
 		support: Converted,
 		becomes: dropped,
 		about:   "HTTP requests.",
@@ -414,7 +435,14 @@ var ciliumRows = map[string]row{
 		example: "LOG",
 	},
 	"cilium.HeaderMatch.name": {required: true, about: "Name of the header.", example: "X-A"},
-	"cilium.HeaderMatch.secret": {
+	"cilium.HeaderMatch.secret@ingress": {
+		about:   "Secret with the value.",
+		beside:  "name: X-A",
+		example: "{name: x}",
+	},
+	"cilium.HeaderMatch.secret@egress": {
+		support: Converted,
+		becomes: httpNothing,
 		about:   "Secret with the value.",
 		beside:  "name: X-A",
 		example: "{name: x}",
@@ -457,6 +485,11 @@ func pattern(becomes string) row {
 		about:   "A pattern: * matches any part of one label, **. at the start one or more labels, and * alone every name.",
 		example: "'*.example.com'",
 	}
+}
+
+// unterminated returns the row of a field about TLS that a proxy would have to end.
+func unterminated(about, example string) row {
+	return row{support: Converted, becomes: refused, about: about, beside: port80, example: example}
 }
 
 // proxied returns the row of a field that would need a proxy.

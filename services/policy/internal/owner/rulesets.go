@@ -9,9 +9,9 @@ import (
 	"github.com/sluice-net/sluice/kit/desired/problem"
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/dnsname"
+	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/engine"
-	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/ruleset"
 )
 

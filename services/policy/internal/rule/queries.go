@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/dnsname"
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/layer7"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 )
 

@@ -18,8 +18,8 @@ import (
 	"strings"
 
 	"github.com/sluice-net/sluice/model/dnsname"
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/layer7"
+	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/services/policy/internal/port"
 	"github.com/sluice-net/sluice/services/policy/internal/selector"
 )
@@ -253,6 +253,8 @@ type Options struct {
 	// WithoutDNSProxy is set if no proxy inspects DNS queries. A list of DNS rules that allows every name then
 	// simply allows its ports, and other lists allow nothing.
 	WithoutDNSProxy bool
+	// HTTPProxy is set if a proxy evaluates the HTTP requests and TLS server names of pods.
+	HTTPProxy bool
 	// ImplicitDNS makes the DNS proxy learn addresses from the queries that plain rules allow at port 53. It applies
 	// to subjects with DNS names and without a DNS rule.
 	ImplicitDNS bool

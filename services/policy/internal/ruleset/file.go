@@ -16,8 +16,8 @@ import (
 	"slices"
 
 	"github.com/sluice-net/sluice/kit/durable"
-	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/layer7"
+	"github.com/sluice-net/sluice/model/policytable"
 )
 
 // fileName is the name of the file, without the ID of the boot.

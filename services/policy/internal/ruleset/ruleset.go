@@ -18,9 +18,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/model/layer7"
 )
 
 // Size is the number of numbers: 1 to 65,534. 65,535 is SL_SET_HELD: a connection that a proxy has, and that no rule

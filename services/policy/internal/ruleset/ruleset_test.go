@@ -10,9 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/model/policytable"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/model/layer7"
 )
 
 // set returns the i-th of different sets.

@@ -8,10 +8,10 @@ import (
 
 	"github.com/sluice-net/sluice/kit/watch"
 	"github.com/sluice-net/sluice/model/dnsname"
+	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/model/policytable"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/proto/wire/policywire"
-	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/services/policy/internal/owner"
 )
 

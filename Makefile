@@ -14,7 +14,7 @@ TIMES ?= 40
 export SLUICE_BIN := $(CURDIR)/bin
 
 # Every binary and the directory of its main package.
-binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-policy sluice-loadbalancer sluice-controller sluice-hubble sluice-store sluice-datapath sluice-dns
+binaries := sluice sluice-cni sluice-ipam sluice-identity sluice-policy sluice-loadbalancer sluice-controller sluice-hubble sluice-store sluice-datapath sluice-dns sluice-http
 main_of_sluice          := cmd/sluice
 main_of_sluice-cni      := services/cni-shim
 main_of_sluice-ipam     := services/ipam
@@ -26,6 +26,7 @@ main_of_sluice-hubble     := services/hubble
 main_of_sluice-store := services/store
 main_of_sluice-datapath := services/datapath
 main_of_sluice-dns := services/dns
+main_of_sluice-http := services/http
 
 # Static binaries that say the same wherever the checkout lies. grpcnotrace
 # leaves out a debug page that nobody reaches, and 4 MB of each binary with it.

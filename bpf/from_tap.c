@@ -35,7 +35,7 @@ static __always_inline enum sl_reason parse(struct __sk_buff *skb, struct sl_pac
 	return SL_REASON_NOT_IP;
 }
 
-/* Whether the device is that of the proxy which the connection is redirected to. */
+/* Whether the device belongs to the proxy which the connection is redirected to. */
 static __always_inline bool is_of_its_proxy(const struct __sk_buff *skb, __u32 flags)
 {
 	return is_device_of(skb->ifindex, SL_PROXY_HTTP) ==

@@ -46,6 +46,7 @@ const (
 	LoadBalancer = "loadbalancer"
 	Datapath     = "datapath"
 	DNS          = "dns"
+	HTTP         = "http"   // only on request
 	Hubble       = "hubble" // only on request
 	Store        = "store"  // only if requested, instead of etcd
 )
@@ -54,7 +55,7 @@ const (
 func Services() []string { return []string{Etcd, Identity, IPAM, Policy, LoadBalancer, Datapath, DNS} }
 
 // processNames are all names that a process of an instance can have.
-var processNames = append(append(Services(), Hubble, Store), etcdMembers(maxEtcdMembers)...)
+var processNames = append(append(Services(), HTTP, Hubble, Store), etcdMembers(maxEtcdMembers)...)
 
 // ErrRunning is returned by Up if the instance is already running.
 var ErrRunning = errors.New("is running already")
@@ -85,6 +86,8 @@ type Options struct {
 	ServiceDir string
 	// NoLoadBalancer leaves out sluice-loadbalancer. The datapath then does not translate Service addresses.
 	NoLoadBalancer bool
+	// HTTP also starts sluice-http, and tells sluice-policy so.
+	HTTP bool
 	// Hubble also starts sluice-hubble.
 	Hubble bool
 	// Store runs sluice-store in place of the development etcd. It is for single nodes.
@@ -642,6 +645,9 @@ func (o Options) withDefaults() (state, error) {
 	}
 	if o.Store {
 		s.Services = append([]string{Store}, slices.DeleteFunc(s.services(), isEtcd)...)
+	}
+	if o.HTTP {
+		s.Services = append(s.services(), HTTP)
 	}
 	if o.Hubble {
 		s.Services = append(s.services(), Hubble)

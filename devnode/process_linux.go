@@ -77,9 +77,12 @@ func (n *Node) arguments(service string) []string {
 		args = append(args, "--etcd-endpoints="+strings.Join(n.etcdURLs(), ","), "--node="+n.name())
 	case IPAM:
 		args = append(args, "--pools="+strings.Join(cidrs, ","), "--identity="+n.Socket(Identity))
-	case DNS: // the other paths follow from the instance
+	case DNS, HTTP: // the paths follow from the instance
 	case Policy:
 		args = append(args, "--sources-directory="+n.PolicyDir())
+		if slices.Contains(n.Services(), HTTP) {
+			args = append(args, "--http-proxy")
+		}
 	case LoadBalancer:
 		args = append(args, "--sources-directory="+n.ServiceDir(), "--node-name="+n.name())
 	case Hubble:

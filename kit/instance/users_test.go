@@ -59,6 +59,7 @@ func TestDeployedUsersAreThese(t *testing.T) {
 		"u sluice-devetcd":      fmt.Sprintf("%d:%d", EtcdID, EtcdID),
 		"u sluice-datapath":     fmt.Sprintf("%d:%d", DatapathID, GroupID),
 		"u sluice-status":       fmt.Sprintf("%d:%d", ControllerID, GroupID),
+		"u sluice-http":         fmt.Sprintf("%d:%d", HTTPID, GroupID),
 		"u sluice-hubble":       fmt.Sprintf("%d:%d", HubbleID, GroupID),
 		"u sluice-dns":          fmt.Sprintf("%d:%d", DNSID, GroupID),
 		"u sluice-store":        fmt.Sprintf("%d:%d", StoreID, GroupID),

@@ -47,6 +47,7 @@ func Services() []Service {
 		{Name: "loadbalancer", UID: instance.LoadBalancerID, GID: instance.GroupID, Former: instance.LoadBalancerID},
 		{Name: "datapath", UID: instance.DatapathID, GID: instance.GroupID, Former: 0, BPF: true},
 		{Name: "dns", UID: instance.DNSID, GID: instance.GroupID, Former: instance.DNSID},
+		{Name: "http", UID: instance.HTTPID, GID: instance.GroupID, Former: instance.HTTPID, Optional: true},
 		{Name: "hubble", UID: instance.HubbleID, GID: instance.GroupID, Former: instance.HubbleID, Optional: true},
 	}
 }

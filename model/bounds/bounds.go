@@ -396,10 +396,18 @@ var All = []Bound{
 		},
 	},
 	{
+		Name: "connections that wait for sluice-http", Process: datapath, Default: "2,048 since its last heartbeat",
+		Divided: ByEndpoint,
+		Beyond:  "connections of an endpoint above its guarantee are dropped (`proxy-budget`)",
+		Shown:   "`observe`, `sluice_datapath_packets_total` (`proxy-budget`)",
+		In:      []string{"sl_http_taken"},
+		Tests:   []string{"TestOnePodFillsNoQueueOfAnother"},
+	},
+	{
 		Name: "queue of packets to the DNS proxy", Process: datapath, Default: "4,096 packets", Divided: ByEndpoint,
 		Beyond: "packets of an endpoint above its guarantee are dropped (`proxy-budget`)",
 		Shown:  "`observe`, `sluice_datapath_packets_total` (`proxy-budget`)",
-		In:     []string{"sl_proxy", "sl_proxy_taken", "sl_http_taken"},
+		In:     []string{"sl_proxy", "sl_proxy_taken"},
 		Tests:  []string{"TestOnePodFillsNoQueueOfAnother"},
 	},
 	{
@@ -593,6 +601,12 @@ var All = []Bound{
 		Beyond: "the oldest incomplete answer to the pod that uses most is dropped",
 		Shown:  "`sluice_dns_dropped_packets_total` (`fragment-share`)", Tests: []string{"TestFragmentsOfOnePodAreBounded"},
 	},
+	{
+		Name: "connections of sluice-http", Process: http, Default: "16,384, of one pod a quarter", Divided: ByUse,
+		Beyond: "the oldest connection of the pod with the most is reset",
+		Shown:  "`sluice_http_dropped_connections_total` (`share`)",
+		Tests:  []string{"TestOnePodTakesNoConnectionOfAnother", "TestConnectionsFitIntoTheLimitOfDescriptors"},
+	},
 }
 
 // Texts that the limits of the policy maps share. A fifth of each map is not divided.
@@ -601,6 +615,7 @@ const (
 	hubble   = "sluice-hubble"
 	store    = "sluice-store"
 	dns      = "sluice-dns"
+	http     = "sluice-http"
 	taught   = "answers to pods above their guarantee pass, but are not learned; " +
 		"a pod below it replaces what expires first of such pods"
 	closed   = "tables of a tenant above its share keep only their first rules; if none fits, their pods are isolated"

@@ -81,8 +81,8 @@ type Verdict struct {
 	Mismatches []HeaderMatch
 }
 
-// AllowsRequest evaluates a request in clear text. Of several matching rules, it takes a rule without a mismatch, or else
-// the first rule in the order of the set. Server names allow the requests to these hosts.
+// AllowsRequest evaluates a request in clear text. Of several matching rules, it takes a rule without a mismatch, or
+// else the first rule in the order of the set. Server names allow the requests to these hosts.
 func (m *Matcher) AllowsRequest(r *Request) Verdict {
 	if m.set.All {
 		return Verdict{Allowed: true}

@@ -49,10 +49,11 @@ type Queue interface {
 type Options struct {
 	Proxy  netv1.Proxy // the kind of proxy
 	Socket string      // socket of sluice-datapath, of type SOCK_SEQPACKET
-	// Use serves a queue in place of the former one. It takes over the descriptor fd of the queue. nil: the proxy has no
-	// queue.
+	// Use serves a queue in place of the former one. It takes over the descriptor fd of the queue. nil: the proxy
+	// has no queue.
 	Use func(fd int) (Queue, error)
-	// Listen accepts TCP connections from these listeners in place of the former ones. It takes over the descriptors.
+	// Listen accepts TCP connections from these listeners in place of the former ones. It takes over the
+	// descriptors.
 	Listen func(fds []int)
 	Log    *slog.Logger
 }
@@ -170,8 +171,8 @@ type endless struct{}
 func (endless) Ended() <-chan struct{} { return nil }
 func (endless) Err() error             { return nil }
 
-// receive reads the first message, and returns the message and its descriptors: the queue, if the proxy has one, and the
-// memory for the heartbeat.
+// receive reads the first message, and returns the message and its descriptors: the queue, if the proxy has one, and
+// the memory for the heartbeat.
 func (a *Attachment) receive(conn *net.UnixConn) (*datapathv1.ProxyAttachment, []int, error) {
 	b, oob := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(maxDescriptors*4))
 	n, descriptors, flags, _, err := conn.ReadMsgUnix(b, oob)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package sockets is about the TCP sockets of a proxy namespace: it accepts the connections of clients, reads what their
-// sockets say, and connects to servers with the address and port of the client.
+// Package sockets is about the TCP sockets of a proxy namespace: it accepts the connections of clients, reads what
+// their sockets say, and connects to servers with the address and port of the client.
 package sockets
 
 import (
@@ -39,8 +39,8 @@ type Listeners struct {
 	running sync.WaitGroup
 }
 
-// NewListeners returns Listeners without a listener. accept takes over the non-blocking socket of each connection. It is
-// called by one goroutine for each listener, and must not block.
+// NewListeners returns Listeners without a listener. accept takes over the non-blocking socket of each connection. It
+// is called by one goroutine for each listener, and must not block.
 func NewListeners(accept func(fd int, peer unix.Sockaddr), l *slog.Logger) *Listeners {
 	return &Listeners{accept: accept, log: l}
 }

@@ -190,8 +190,8 @@ func TestKernelProxyGetsTheProxyNamespace(t *testing.T) {
 	n.noDifferences()
 }
 
-// TestKernelHTTPProxyGetsANamespaceOfItsOwn: it attaches to a socket of its own, receives no queue, and its namespace and
-// heartbeat are not those of the DNS proxy.
+// TestKernelHTTPProxyGetsANamespaceOfItsOwn: it attaches to a socket of its own, receives no queue, and its namespace
+// and heartbeat differ from the ones of the DNS proxy.
 func TestKernelHTTPProxyGetsANamespaceOfItsOwn(t *testing.T) {
 	usableTUN(t)
 	n := newNode(t)

@@ -92,7 +92,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	})
 	var streams *stream.Server
 	attachment := attach.New(attach.Options{
-		Proxy: netv1.Proxy_PROXY_DNS, Socket: cfg.ProxySocket, Log: p.Log, Use: func(fd int) (attach.Queue, error) { return packets.Use(fd) },
+		Proxy: netv1.Proxy_PROXY_DNS, Socket: cfg.ProxySocket, Log: p.Log,
+		Use:    func(fd int) (attach.Queue, error) { return packets.Use(fd) },
 		Listen: func(fds []int) { streams.Listen(fds) },
 	})
 	streams = stream.New(stream.Options{

@@ -113,7 +113,6 @@ func defaults(p instance.Paths) Config {
 		Limits:      LimitsConfig{Policies: 40_000, Manifests: 256 << 20},
 		Shares:      tenants.Defaults(),
 		DNS:         DNSConfig{Proxy: true, Away: awayDrop},
-		HTTP:        HTTPConfig{Proxy: true},
 		Names:       NamesConfig{Max: 16_384, Addresses: 262_144, Grace: 10 * time.Minute},
 		Subscribers: SubscribersConfig{Linger: 10 * time.Minute},
 	}

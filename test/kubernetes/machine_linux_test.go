@@ -79,7 +79,7 @@ func newMachine(t *testing.T) *machine {
 	m.must(os.Symlink("../run", filepath.Join(m.image, "var", "run")))
 	for _, program := range []string{
 		"sluice", "sluice-cni", "sluice-identity", "sluice-ipam", "sluice-policy", "sluice-loadbalancer",
-		"sluice-datapath", "sluice-dns", "sluice-hubble", "sluice-devetcd",
+		"sluice-datapath", "sluice-dns", "sluice-http", "sluice-hubble", "sluice-devetcd",
 	} {
 		m.copy(filepath.Join(binDir(), program), filepath.Join(m.image, "usr", "bin", program))
 	}

@@ -241,7 +241,7 @@ func (c *chart) findShared() error {
 	for name, settings := range c.services {
 		for _, s := range settings {
 			if strings.HasPrefix(s.key, "cluster.") || strings.HasPrefix(s.key, "shares.") ||
-				s.key == "dns.proxy" || s.key == "dns.implicit" {
+				s.key == "dns.proxy" || s.key == "dns.implicit" || s.key == "http.proxy" {
 				c.shared[s.key] = append(c.shared[s.key], name)
 			}
 		}

@@ -125,10 +125,9 @@ static __always_inline enum sl_reason redirect(const struct sl_rule *rule,
 {
 	bool passes = rule->flags & SL_RULE_PASSES_AWAY;
 	__u32 kind = rule->redirect;
+	bool http = kind == SL_PROXY_HTTP || kind == SL_PROXY_TLS;
 	struct sl_proxy *proxy;
 	__u64 word;
-
-	bool http = kind == SL_PROXY_HTTP || kind == SL_PROXY_TLS;
 
 	if (!q->may_redirect || !(rule->flags & SL_RULE_SET) || (kind != SL_PROXY_DNS && !http))
 		return SL_REASON_NO_PROXY;

@@ -56,7 +56,6 @@ func DefaultSettings() Settings {
 		Limits:  LimitSettings{Policies: 40_000, Manifests: 256 << 20},
 		Shares:  tenants.Defaults(),
 		DNS:     DNSSettings{Proxy: true},
-		HTTP:    HTTPSettings{Proxy: true},
 	}
 }
 

@@ -71,6 +71,8 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 			"empty one in the run directory)")
 	up.Flags().BoolVar(&o.NoLoadBalancer, "no-loadbalancer", false,
 		"do not start sluice-loadbalancer; services are not translated")
+	up.Flags().BoolVar(&o.HTTP, "http", false,
+		"also start sluice-http, which evaluates rules for HTTP and TLS server names")
 	up.Flags().BoolVar(&o.Hubble, "hubble", false, "also start sluice-hubble, which serves the API of Hubble")
 	up.Flags().BoolVar(&o.Store, "store", false, "run sluice-store in place of the embedded etcd; one node only")
 	up.Flags().IntVar(&o.Nodes, "nodes", 1, fmt.Sprintf("number of nodes, at most %d", devnode.MaxNodes))
@@ -110,7 +112,7 @@ and one route per pod CIDR; ` + "`dev down`" + ` removes them.`,
 }
 
 // restartable are the services that a node can have.
-var restartable = append(devnode.Services(), devnode.Hubble, devnode.Store)
+var restartable = append(devnode.Services(), devnode.HTTP, devnode.Hubble, devnode.Store)
 
 // policyModes and routings are the values of --policy-mode and --routing.
 var (

@@ -55,7 +55,9 @@ var (
 	Store    = Service[storev1.StoreServiceClient]{"store", storev1.NewStoreServiceClient}
 	Observer = Service[datapathv1.ObserverServiceClient]{"datapath", datapathv1.NewObserverServiceClient}
 	// DNS is sluice-dns, which a node may lack: call Runs before.
-	DNS     = Service[dnsv1.DNSServiceClient]{"dns", dnsv1.NewDNSServiceClient}
+	DNS = Service[dnsv1.DNSServiceClient]{"dns", dnsv1.NewDNSServiceClient}
+	// HTTP is sluice-http, which a node may lack, too.
+	HTTP    = Service[statusv1.ProcessServiceClient]{"http", statusv1.NewProcessServiceClient}
 	History = Service[hubblev1.HistoryServiceClient]{"hubble", hubblev1.NewHistoryServiceClient}
 	// Stored has the events of days, if sluice-hubble runs.
 	Stored = Service[datapathv1.ObserverServiceClient]{"hubble", datapathv1.NewObserverServiceClient}
@@ -88,7 +90,7 @@ func Connect[C any](inv *Invocation, s Service[C]) (*grpc.ClientConn, C, error) 
 var Services = []string{"identity", "ipam", "policy", "loadbalancer", "datapath", "dns"}
 
 // Components are Services, and processes that not every node has.
-var Components = append(slices.Clone(Services), "controller", "hubble", "store")
+var Components = append(slices.Clone(Services), "http", "controller", "hubble", "store")
 
 // ProcessOf returns the ProcessService of a component. The name may begin with "sluice-".
 func ProcessOf(name string) (s Service[statusv1.ProcessServiceClient], ok bool) {

@@ -70,7 +70,7 @@ func TestConfigMapOfCiliumIsCompared(t *testing.T) {
 	requireLines(t, "differs", r.Differs,
 		"devices: settings.underlayDevices: eth*,bond0",
 		"cluster-pool-ipv4-cidr: set another range", "cni-exclusive: Sluice leaves other files",
-		"enable-bpf-masquerade: Sluice masquerades by nftables", "enable-l7-proxy: no proxy",
+		"enable-bpf-masquerade: Sluice masquerades by nftables", "enable-l7-proxy: components.http.enabled: true",
 		"identity-allocation-mode: identities are in an etcd", "ipam: ranges are spec.podCIDRs")
 	requireLines(t, "works", r.Works,
 		"bpf-lb-algorithm: random", "bpf-lb-mode: packets", "cluster-name: shared.cluster.name: east",
@@ -87,7 +87,7 @@ func TestConfigMapOfCiliumIsCompared(t *testing.T) {
 	requireValues(t, r, `
 settings: {routing: overlay, masquerade: true, services: "on", underlayDevices: ["eth*", bond0]}
 shared: {cluster: {name: east, cidrSelectsNodes: true}}
-components: {hubble: {enabled: true}}
+components: {http: {enabled: true}, hubble: {enabled: true}}
 containers: {policy: {settings: {enforcement: {mode: always}}}}
 `)
 }
@@ -104,7 +104,7 @@ func TestHelmValuesOfCiliumAreCompared(t *testing.T) {
 	requireValues(t, r, `
 settings:
   {kubernetesAPI: ["https://api.example.net:6443"], routing: native, services: "on", masqueradeExcept: [10.0.0.0/8]}
-components: {hubble: {enabled: true}}
+components: {http: {enabled: true}, hubble: {enabled: true}}
 `)
 }
 

@@ -152,9 +152,10 @@ var settings = []setting{
 	{"enable-k8s-networkpolicy", "", has("NetworkPolicy", "Sluice always enforces NetworkPolicy")},
 	{"enable-l7-proxy", "l7Proxy", func(r *report, from, value string) {
 		if on(value) {
-			differs(r, from, value, "sluice-dns and sluice-http evaluate egress rules for DNS, HTTP and TLS server names. "+
-				"What needs ingress rules, TLS termination or a listener is listed below Missing if you give the files of "+
-				"the policies")
+			r.set("components.http.enabled", true)
+			differs(r, from, value, "components.http.enabled: true. sluice-http evaluates egress rules for HTTP and TLS server "+
+				"names. Give the files of the policies, too: ingress rules, TLS termination and listeners are listed below "+
+				"Missing")
 		}
 	}},
 	{"enable-hubble", "hubble.enabled", func(r *report, from, value string) {

@@ -74,8 +74,8 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 			if !dnsProxy {
 				flags = append(flags, "--dns-proxy=false")
 			}
-			if !httpProxy {
-				flags = append(flags, "--http-proxy=false")
+			if httpProxy {
+				flags = append(flags, "--http-proxy")
 			}
 			if dnsImplicit {
 				flags = append(flags, "--dns-implicit")
@@ -89,7 +89,7 @@ A warning names each toFQDNs list whose pods no DNS rule of the manifests select
 	f.BoolVar(&nodeLabels, "cluster-node-labels", false,
 		"the nodes have the setting cluster.nodeLabels, which the Kubernetes manifests set")
 	f.BoolVar(&dnsProxy, "dns-proxy", true, "the nodes have the setting dns.proxy, so sluice-dns evaluates DNS rules")
-	f.BoolVar(&httpProxy, "http-proxy", true,
+	f.BoolVar(&httpProxy, "http-proxy", false,
 		"the nodes have the setting http.proxy, so sluice-http evaluates HTTP rules and server names")
 	f.BoolVar(&dnsImplicit, "dns-implicit", false,
 		"the nodes have the setting dns.implicit, so a plain rule for port 53 serves in place of a DNS rule")

@@ -48,7 +48,7 @@ func ask(ctx context.Context, inv *invocation.Invocation, service *serviceStatus
 			service.askNode(ctx, conn)
 		case "datapath":
 			err = s.askDatapath(ctx, service, datapathv1.NewDatapathServiceClient(conn))
-		case "dns":
+		case "dns", "http":
 			err = service.askProcess(ctx, conn)
 		}
 	}

@@ -27,6 +27,8 @@ var works = map[string]string{
 		"Services cannot be changed",
 	"dns": "traffic, services, policies and their changes, ADD, and DEL continue to work. Addresses are not learned " +
 		"from DNS answers, and queries under DNS rules that restrict names are dropped",
+	"http": "traffic, services, policies and their changes, ADD, and DEL continue to work. Connections that rules for " +
+		"HTTP or server names are about end, and new ones are dropped",
 	"datapath": "traffic under the policies and services in the kernel continues, and DEL is recorded and executed " +
 		"later. No ADD; changes of policies and services are stored and enforced when it is back",
 }

@@ -148,6 +148,7 @@ func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 		{Name: "loadbalancer"},
 		{Name: "datapath"},
 		{Name: "dns"},
+		{Name: "http"},
 	}}
 	var wg errgroup.Group
 	for i := range s.Services {
@@ -157,7 +158,9 @@ func collect(ctx context.Context, inv *invocation.Invocation) (*Node, error) {
 	if err := wg.Wait(); err != nil {
 		return nil, err
 	}
-	s.dropUnused(invocation.Runs(inv, invocation.DNS))
+	s.dropUnused(map[string]bool{
+		"dns": invocation.Runs(inv, invocation.DNS), "http": invocation.Runs(inv, invocation.HTTP),
+	})
 	s.judge()
 	s.Warnings = s.warnings()
 	if hint := inv.OtherNodes(); hint != "" && !slices.ContainsFunc(s.Services,
@@ -192,7 +195,7 @@ func (s *Node) judge() {
 	stands := s.Datapath.Message.GetAddReady() || s.Datapath.Message.GetKnownAddReady()
 	for _, service := range s.Services {
 		switch {
-		case service.Name == "loadbalancer", service.Name == "dns":
+		case service.Name == "loadbalancer", service.Name == "dns", service.Name == "http":
 			// Containers can be connected without them: the kernel has the services.
 		case service.Error != "":
 			s.Problems = append(s.Problems, "sluice-"+service.Name+": "+service.Error)
@@ -228,13 +231,16 @@ func accessHint(services []serviceStatus) string {
 	return ""
 }
 
-// dropUnused removes services that do not answer and that the node does not need. hasDNS means that sluice-dns has a
-// socket: it runs, or was killed.
-func (s *Node) dropUnused(hasDNS bool) {
+// dropUnused removes services that do not answer and that the node does not need. proxies says which proxies have a
+// socket: they run, or were killed.
+func (s *Node) dropUnused(proxies map[string]bool) {
 	d := s.Datapath.Message
 	s.Services = slices.DeleteFunc(s.Services, func(service serviceStatus) bool {
 		unused := service.Name == "policy" && d != nil && d.GetPolicyMode() == datapathv1.PolicyMode_POLICY_MODE_NONE ||
-			service.Name == "loadbalancer" && s.translatesNone() || service.Name == "dns" && !hasDNS
+			service.Name == "loadbalancer" && s.translatesNone()
+		if has, isProxy := proxies[service.Name]; isProxy {
+			unused = !has
+		}
 		return unused && service.Error != "" && service.Version == ""
 	})
 }
@@ -310,6 +316,7 @@ func (s *Node) warnings() []string {
 		}
 		without := map[string]string{
 			"loadbalancer": "services cannot be changed", "dns": "addresses are not learned from DNS answers",
+			"http": "connections that HTTP rules or server names are about are dropped",
 		}[service.Name]
 		switch {
 		case without == "":

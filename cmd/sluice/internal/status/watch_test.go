@@ -83,7 +83,7 @@ func TestWatchWritesAnObjectForEachChange(t *testing.T) {
 	}
 	for i, line := range lines {
 		var s Node
-		if err := json.Unmarshal([]byte(line), &s); err != nil || s.Ready != (i == 0) || len(s.Services) != 6 {
+		if err := json.Unmarshal([]byte(line), &s); err != nil || s.Ready != (i == 0) || len(s.Services) != 7 {
 			t.Errorf("line %d: %+v, %v", i, s, err)
 		}
 	}

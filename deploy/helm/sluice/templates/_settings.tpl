@@ -159,6 +159,15 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_SHUTDOWN_TIMEOUT" (dig "shutdownTimeout" nil $own)) }}
 {{- end }}
 
+{{- define "sluice.settings.http" -}}
+{{- $own := $.Values.containers.http.settings }}
+{{- include "sluice.variable" (list "SLUICE_HTTP_LOG_LEVEL" (dig "log" "level" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HTTP_METRICS_PPROF" (dig "metrics" "pprof" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HTTP_RUNTIME_MEMORY_LIMIT" (dig "runtime" "memoryLimit" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HTTP_RUNTIME_GC_PERCENT" (dig "runtime" "gcPercent" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HTTP_SHUTDOWN_TIMEOUT" (dig "shutdownTimeout" nil $own)) }}
+{{- end }}
+
 {{- define "sluice.settings.loadbalancer" -}}
 {{- $own := $.Values.containers.loadbalancer.settings }}
 {{- include "sluice.variable" (list "SLUICE_LOADBALANCER_BACKENDS_RESERVED" (dig "backends" "reserved" nil $own)) }}

@@ -165,7 +165,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 	}
 	n.Cluster = &cluster{node: n}
 	for _, service := range []string{
-		"identity", "ipam", "policy", "loadbalancer", "datapath", "dns", "controller", "hubble",
+		"identity", "ipam", "policy", "loadbalancer", "datapath", "dns", "http", "controller", "hubble",
 		"store",
 	} {
 		if err := os.Mkdir(filepath.Join(dir, service), 0o750); err != nil {

@@ -89,7 +89,7 @@ func TestInvalidProxiesAreRefused(t *testing.T) {
 }
 
 // TestHeartbeatsAreWrittenThroughTheirOwnMap: a proxy maps the memory of its heartbeat by the descriptor that it gets.
-// That map has nothing else, and nothing of the other proxy.
+// That map has no other content, and the other proxy cannot write it.
 func TestHeartbeatsAreWrittenThroughTheirOwnMap(t *testing.T) {
 	m, _ := open(t, kerneltest.NewBPFFS(t))
 	kinds := []policytable.Proxy{policytable.ProxyDNS, policytable.ProxyHTTP}

@@ -14,14 +14,16 @@ import (
 // Limits of the chunked transfer coding.
 const (
 	maxChunkLine = 256 // size and extensions of a chunk
-	// maxExtensions limits the bytes of all extensions of a body: many small chunks could have large extensions.
+	// maxExtensions limits the bytes of all extensions of a body, because many small chunks could have large
+	// extensions.
 	maxExtensions = 16 << 10
 	maxTrailer    = 8 << 10
 )
 
 // CopyBody copies a body from a message to another one, whose framing may differ in that it ends with the connection.
-// It flushes the writer whenever the reader has no more bytes, so that bytes do not wait for later ones. The error is
-// an *Error if the body is not valid; io.ErrUnexpectedEOF if it is not complete.
+// It
+// flushes the writer whenever the reader has no more bytes, so that bytes do not wait for later ones. The error is an
+// *Error if the body is not valid; io.ErrUnexpectedEOF if it is not complete.
 func CopyBody(w *bufio.Writer, in *bufio.Reader, from, to Body) error {
 	switch from.Framing {
 	case NoBody:
@@ -88,10 +90,8 @@ func copyBytes(w *bufio.Writer, in *bufio.Reader, n int64) error {
 func copyChunks(w *bufio.Writer, in *bufio.Reader, chunked bool) error {
 	extensions := maxExtensions
 	for {
-		if in.Buffered() == 0 {
-			if err := w.Flush(); err != nil {
-				return err
-			}
+		if err := flushUnless(w, hasLine(in)); err != nil {
+			return err
 		}
 		size, extra, err := chunkSize(in)
 		if err != nil {
@@ -109,6 +109,9 @@ func copyChunks(w *bufio.Writer, in *bufio.Reader, chunked bool) error {
 		if err := copyBytes(w, in, size); err != nil {
 			return err
 		}
+		if err := flushUnless(w, in.Buffered() >= 2); err != nil {
+			return err
+		}
 		var end [2]byte
 		if _, err := io.ReadFull(in, end[:]); err != nil {
 			return unexpected(err)
@@ -120,6 +123,11 @@ func copyChunks(w *bufio.Writer, in *bufio.Reader, chunked bool) error {
 			_, _ = w.WriteString("\r\n")
 		}
 	}
+	if b, _ := in.Peek(in.Buffered()); !bytes.HasPrefix(b, []byte("\r\n")) && !bytes.Contains(b, []byte("\r\n\r\n")) {
+		if err := w.Flush(); err != nil {
+			return err
+		}
+	}
 	r := &reader{r: in, left: maxTrailer}
 	trailer, err := r.fields()
 	if err != nil {
@@ -127,7 +135,7 @@ func copyChunks(w *bufio.Writer, in *bufio.Reader, chunked bool) error {
 	}
 	for _, f := range trailer {
 		if IsFraming(f.Name) {
-			return bad("%s in a trailer", f.Name)
+			return bad("a field about the framing in a trailer")
 		}
 	}
 	if chunked {
@@ -136,6 +144,20 @@ func copyChunks(w *bufio.Writer, in *bufio.Reader, chunked bool) error {
 		_, _ = w.WriteString("\r\n")
 	}
 	return nil
+}
+
+// flushUnless flushes the writer before a read that may block.
+func flushUnless(w *bufio.Writer, ready bool) error {
+	if ready {
+		return nil
+	}
+	return w.Flush()
+}
+
+// hasLine reports whether the reader has a whole line.
+func hasLine(in *bufio.Reader) bool {
+	b, _ := in.Peek(in.Buffered())
+	return bytes.IndexByte(b, '\n') >= 0
 }
 
 // chunkSize reads the line before a chunk. extra is the number of bytes of its extensions, which are not passed on.
@@ -159,10 +181,8 @@ func chunkSize(in *bufio.Reader) (size int64, extra int, err error) {
 		}
 		size = size<<4 | int64(digit)
 	}
-	for _, c := range extension {
-		if c < ' ' && c != '\t' || c == 0x7f {
-			return 0, 0, bad("a control character in the extension of a chunk")
-		}
+	if !isValue(extension) {
+		return 0, 0, bad("a control character in the extension of a chunk")
 	}
 	return size, len(extension), nil
 }

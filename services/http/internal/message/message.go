@@ -4,9 +4,9 @@
 // Package message reads and writes messages of HTTP/1.0 and HTTP/1.1 (RFC 9112).
 //
 // A proxy evaluates what it has read. So that the receiver cannot understand another message, the package writes what
-// it has read, and nothing else, and refuses everything that two programs might read differently: several lengths,
-// lengths with a transfer coding, lines that end without CR LF, folded lines, spaces before a colon. It changes the
-// path of a request to its normal form, and removes the fields that are about the connection.
+// it has read, and nothing else. It refuses everything that two programs might read differently: several lengths, a
+// length with a transfer coding, lines that end without CR LF, folded lines, spaces before a colon. It changes the path
+// of a request to its normal form, and removes the fields that are about the connection.
 package message
 
 import (
@@ -26,7 +26,11 @@ const (
 	MaxFields = 128
 )
 
-// Error is the reason why a message is refused. Status is the status code of the answer to the client.
+// maxOptions limits the options of the fields Connection and Upgrade. Each removes fields, so many of them cost time.
+const maxOptions = 64
+
+// Error is the reason why a message is refused. Status is the status code of the answer to the client. Reason is one of
+// few constant texts: it has nothing of the message.
 type Error struct {
 	Status int
 	Reason string
@@ -34,9 +38,10 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Reason }
 
-func bad(format string, args ...any) *Error {
-	return &Error{http.StatusBadRequest, fmt.Sprintf(format, args...)}
-}
+func bad(reason string) *Error { return &Error{http.StatusBadRequest, reason} }
+
+// errTooLarge is returned for a header above MaxHeader.
+var errTooLarge = &Error{http.StatusRequestHeaderFieldsTooLarge, "the header is larger than 64 KiB"}
 
 // ErrHTTP2 is returned for the preface of HTTP/2, of which nothing was read.
 var ErrHTTP2 = errors.New("the client speaks HTTP/2")
@@ -46,6 +51,10 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 // Field is a field of a header.
 type Field struct{ Name, Value string }
+
+// Valid reports whether name and value are one field, and not more when they are written. Fields that were read are
+// valid.
+func (f Field) Valid() bool { return isToken(f.Name) && isValue(f.Value) }
 
 // Header lists fields in the order in which they were sent.
 type Header []Field
@@ -115,7 +124,7 @@ func (r *reader) line() ([]byte, error) {
 	for {
 		b, err := r.r.ReadSlice('\n')
 		if r.left -= len(b); r.left < 0 {
-			return nil, &Error{http.StatusRequestHeaderFieldsTooLarge, "the header is larger than 64 KiB"}
+			return nil, errTooLarge
 		}
 		if err == nil {
 			if len(r.long) > 0 {
@@ -162,13 +171,25 @@ func parseField(b []byte) (f Field, err error) {
 	if !ok || !isToken(name) {
 		return f, bad("a field has no valid name")
 	}
+	if bytes.IndexByte(name, '_') >= 0 && IsFraming(strings.ReplaceAll(string(name), "_", "-")) {
+		// CGI and its successors do not tell Content_Length from Content-Length.
+		return f, bad("a field about the framing is written with an underscore")
+	}
 	value = bytes.Trim(value, " \t")
-	for _, c := range value {
-		if c < ' ' && c != '\t' || c == 0x7f {
-			return f, bad("the value of %s has a control character", name)
-		}
+	if !isValue(value) {
+		return f, bad("the value of a field has a control character")
 	}
 	return Field{string(name), string(value)}, nil
+}
+
+// isValue reports whether s has no control characters except tabs. CR and LF would begin another field.
+func isValue[T string | []byte](s T) bool {
+	for i := range len(s) {
+		if c := s[i]; c < ' ' && c != '\t' || c == 0x7f {
+			return false
+		}
+	}
+	return true
 }
 
 // tokens are the characters of tokens (RFC 9110, section 5.6.2).
@@ -238,13 +259,16 @@ func decimal(s string) (int64, error) {
 // connection removes the fields about the connection. It returns the options of Connection.
 func connection(h Header) (Header, []string, error) {
 	options := h.list("Connection")
+	if len(options) > maxOptions {
+		return nil, nil, bad("Connection has more than 64 options")
+	}
 	for _, option := range options {
 		switch option {
 		case "close", "keep-alive", "upgrade", "te", "http2-settings":
 		default:
 			// Removed below, as the field asks. Without these the message would be another one.
 			if IsFraming(option) || !isToken(option) {
-				return nil, nil, bad("Connection names %q", option)
+				return nil, nil, bad("Connection names a field about the framing, or no field")
 			}
 			h = h.Without(option)
 		}
@@ -261,7 +285,13 @@ func upgrades(h Header, options []string) (all []string) {
 		return nil
 	}
 	for _, name := range h.list("Upgrade") {
-		if name != "h2c" && name != "h2" {
+		protocol, version, has := strings.Cut(name, "/")
+		if !isToken(protocol) || has && !isToken(version) || len(all) == maxOptions {
+			continue
+		}
+		switch protocol {
+		case "h2c", "h2", "http":
+		default:
 			all = append(all, name)
 		}
 	}
@@ -288,6 +318,21 @@ func writeFields(w *bufio.Writer, h Header) {
 		_, _ = w.WriteString(": ")
 		_, _ = w.WriteString(f.Value)
 		_, _ = w.WriteString("\r\n")
+	}
+}
+
+// writeConnection writes what the message says about the connection.
+func writeConnection(w *bufio.Writer, upgrades []string, last bool) {
+	switch {
+	case len(upgrades) > 0 && last:
+		_, _ = w.WriteString("Connection: close, upgrade\r\n")
+	case len(upgrades) > 0:
+		_, _ = w.WriteString("Connection: upgrade\r\n")
+	case last:
+		_, _ = w.WriteString("Connection: close\r\n")
+	}
+	if len(upgrades) > 0 {
+		_, _ = w.WriteString("Upgrade: " + strings.Join(upgrades, ", ") + "\r\n")
 	}
 }
 

@@ -6,6 +6,7 @@ package message
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -43,13 +44,14 @@ func (r *Request) Path() string {
 // ReadRequest reads the header of a request. The body follows. The error is an *Error if the client sends what is not
 // allowed, ErrHTTP2, io.EOF if the connection ended before the request, or another error of the reader.
 func ReadRequest(in *bufio.Reader) (*Request, error) {
-	if b, _ := in.Peek(3); string(b) == preface[:3] {
-		if b, _ := in.Peek(len(preface)); string(b) == preface {
-			return nil, ErrHTTP2
-		}
+	if hasPreface(in) {
+		return nil, ErrHTTP2
 	}
 	r := &reader{r: in, left: MaxHeader}
 	line, err := r.line()
+	if errors.Is(err, errTooLarge) {
+		return nil, &Error{http.StatusRequestURITooLong, "the first line is larger than 64 KiB"}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -62,6 +64,9 @@ func ReadRequest(in *bufio.Reader) (*Request, error) {
 	if q.Minor, err = version(proto); err != nil {
 		return nil, err
 	}
+	if string(method) == "PRI" {
+		return nil, bad("the method PRI, which is reserved for the preface of HTTP/2")
+	}
 	q.Method, q.Target = string(method), string(target)
 	h, err := r.fields()
 	if err != nil {
@@ -71,6 +76,16 @@ func ReadRequest(in *bufio.Reader) (*Request, error) {
 		return nil, err
 	}
 	return q, q.interpret(h)
+}
+
+// hasPreface reports whether the preface of HTTP/2 follows. It waits for no byte after the first one that differs.
+func hasPreface(in *bufio.Reader) bool {
+	for i := range len(preface) {
+		if b, err := in.Peek(i + 1); err != nil || b[i] != preface[i] {
+			return false
+		}
+	}
+	return true
 }
 
 // address sets host and target.
@@ -180,7 +195,7 @@ func (q *Request) interpret(h Header) (err error) {
 	if err != nil {
 		return err
 	}
-	if q.Upgrades = upgrades(offered, options); has || q.Minor == 0 || q.Method == http.MethodConnect {
+	if q.Upgrades = upgrades(offered, options); q.Minor == 0 || q.Method == http.MethodConnect {
 		q.Upgrades = nil
 	}
 	q.Close = q.Minor == 0 || slices.Contains(options, "close")
@@ -196,11 +211,6 @@ func (q *Request) Write(w *bufio.Writer) {
 	}
 	writeFields(w, q.Header)
 	writeFraming(w, q.Body)
-	switch {
-	case len(q.Upgrades) > 0:
-		_, _ = w.WriteString("Connection: upgrade\r\nUpgrade: " + strings.Join(q.Upgrades, ", ") + "\r\n")
-	case q.Close:
-		_, _ = w.WriteString("Connection: close\r\n")
-	}
+	writeConnection(w, q.Upgrades, q.Close)
 	_, _ = w.WriteString("\r\n")
 }

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 )
 
 // Response is a response.
@@ -62,10 +61,8 @@ func readResponse(in *bufio.Reader, q *Request) (*Response, error) {
 		return nil, bad("the status is not a number of three digits")
 	}
 	p.Status, _ = strconv.Atoi(string(status))
-	for _, c := range reason {
-		if c < ' ' && c != '\t' || c == 0x7f {
-			return nil, bad("a control character in the first line")
-		}
+	if !isValue(reason) {
+		return nil, bad("a control character in the first line")
 	}
 	p.Reason = string(reason)
 	h, err := r.fields()
@@ -119,12 +116,7 @@ func (p *Response) Write(w *bufio.Writer, minor int, last bool) Body {
 	_, _ = w.WriteString("HTTP/1.1 " + strconv.Itoa(p.Status) + " " + p.Reason + "\r\n")
 	writeFields(w, p.Header)
 	writeFraming(w, body)
-	switch {
-	case len(p.Upgrades) > 0:
-		_, _ = w.WriteString("Connection: upgrade\r\nUpgrade: " + strings.Join(p.Upgrades, ", ") + "\r\n")
-	case last:
-		_, _ = w.WriteString("Connection: close\r\n")
-	}
+	writeConnection(w, p.Upgrades, last)
 	_, _ = w.WriteString("\r\n")
 	return body
 }

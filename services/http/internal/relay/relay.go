@@ -337,7 +337,7 @@ func (c *conn) request() (next bool, err error) {
 // edit applies the actions for headers without the value of the rule. ok is false if the request cannot be changed so.
 func edit(q *message.Request, all []layer7.HeaderMatch) (note string, ok bool) {
 	for _, m := range all {
-		if m.Mismatch != layer7.Log && message.IsFraming(m.Name) {
+		if !editable(m) {
 			return "", false
 		}
 		switch m.Mismatch {
@@ -354,6 +354,12 @@ func edit(q *message.Request, all []layer7.HeaderMatch) (note string, ok bool) {
 		}
 	}
 	return note, true
+}
+
+// editable reports whether the action of a rule changes a field and nothing else: a value with CR LF would add a
+// request that no rule has seen.
+func editable(m layer7.HeaderMatch) bool {
+	return m.Mismatch == layer7.Log || !message.IsFraming(m.Name) && message.Field{Name: m.Name, Value: m.Value}.Valid()
 }
 
 // forward sends a request with its body to the server.
@@ -717,7 +723,7 @@ func (c *conn) decide(q *frames.Request) frames.Verdict {
 		return frames.Verdict{Token: t}
 	}
 	for _, m := range v.Mismatches {
-		if m.Mismatch != layer7.Log && message.IsFraming(m.Name) {
+		if !editable(m) {
 			t.event.Outcome, t.event.Reason = Refused, "no rule allows it"
 			return frames.Verdict{Token: t}
 		}

@@ -209,5 +209,25 @@ func TestAConnectionWithAnOpenStreamIsBusy(t *testing.T) {
 	_ = server.WriteContinuation(3, true, nil)
 	next(client, http2.FrameContinuation)
 	state(false)
+
+	// a header block of the server on a stream that has ended
+	_ = client.WriteHeaders(http2.HeadersFrameParam{StreamID: 5, BlockFragment: block, EndHeaders: true})
+	_ = client.WriteRSTStream(5, http2.ErrCodeCancel)
+	next(server, http2.FrameHeaders)
+	next(server, http2.FrameRSTStream)
+	state(false)
+	_ = server.WriteHeaders(http2.HeadersFrameParam{StreamID: 5, BlockFragment: ok})
+	next(client, http2.FrameHeaders)
+	state(true)
+	_ = client.WriteHeaders(http2.HeadersFrameParam{
+		StreamID: 7, BlockFragment: s.block(at("/secret")...), EndHeaders: true, EndStream: true,
+	})
+	_ = client.WritePing(false, [8]byte{})
+	next(server, http2.FramePing)
+	same()
+	_ = server.WriteContinuation(5, true, nil)
+	next(client, http2.FrameContinuation) // the refusal does not fall into the header block
+	next(client, http2.FrameHeaders)
+	state(false)
 	p.end()
 }

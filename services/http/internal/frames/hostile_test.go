@@ -296,6 +296,7 @@ func TestMalformedRequestsDoNotReachTheServer(t *testing.T) {
 		{"an unknown pseudo header field", with(get1, ":version", "1"), malformed, ""},
 		{"a name of one colon", with(get1, ":", "x"), malformed, ""},
 		{"a protocol without CONNECT", with(get1, ":protocol", "websocket"), malformed, ""},
+		{"a space in the protocol", with(get1[2:], ":method", "CONNECT", ":protocol", "web socket"), malformed, ""},
 		{"CONNECT with a path", with(get1[2:], ":method", "CONNECT"), malformed, ""},
 		{"CONNECT with a length", []string{":method", "CONNECT", ":authority", "a", "content-length", "0"}, malformed, ""},
 		{"an absolute URI as a path", at("http://b/public"), malformed, ""},
@@ -762,6 +763,40 @@ func TestBodiesOfRefusalsUseNoWindowOfTheServer(t *testing.T) {
 	// The relay keeps 1024: it had 20, gave two bodies of 13 and got 13 back, so it lacks 1017.
 	if !slices.Equal(out.client, want) || !slices.Equal(out.server, []string{"0 WINDOW 3983"}) {
 		t.Errorf("client %q, want %q; server %q", out.client, want, out.server)
+	}
+}
+
+func TestRefusalsDoNotUseTheTableOfTheServer(t *testing.T) {
+	s := newScript()
+	s.WriteString(Preface)
+	greet(s)
+	s.request(1, true, at("/secret")...)
+	s.request(3, true, with(at("/secret"), "content-type", "application/grpc+proto")...)
+	_, client, err := relayBytes(s.Bytes(), bufferSize, public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fr := http2.NewFramer(io.Discard, bytes.NewReader(client))
+	blocks := 0
+	for {
+		f, err := fr.ReadFrame()
+		if err != nil {
+			break
+		}
+		if h, ok := f.(*http2.HeadersFrame); ok {
+			blocks++
+			// Size 0 first: some clients expect a size if they have announced a smaller table. Then a literal.
+			if b := h.HeaderBlockFragment(); len(b) < 2 || b[0] != 0x20 || b[1] != firstStatus {
+				t.Errorf("the block begins with %x", b)
+			}
+			table := hpack.NewDecoder(0, func(hpack.HeaderField) {})
+			if _, err := table.Write(h.HeaderBlockFragment()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if blocks != 2 {
+		t.Errorf("%d refusals", blocks)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -63,11 +64,17 @@ func repeat(_ any, s grpc.ServerStream) error {
 
 func grpcServer(t testing.TB) string {
 	t.Helper()
+	address, _ := startGRPC(t)
+	return address
+}
+
+func startGRPC(t testing.TB) (string, *grpc.Server) {
+	t.Helper()
 	l := listen(t)
 	s := grpc.NewServer(grpc.UnknownServiceHandler(repeat), grpc.ForceServerCodec(raw{}))
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(s.Stop)
-	return l.Addr().String()
+	return l.Addr().String(), s
 }
 
 func grpcClient(t testing.TB, address string) *grpc.ClientConn {
@@ -175,4 +182,45 @@ func TestGRPCStreamsAndTrailers(t *testing.T) {
 			t.Errorf("%v, %q", err, out)
 		}
 	})
+}
+
+// TestGOAWAYOfTheServerPasses: a server that stops lets an open stream end, and takes no new one.
+func TestGOAWAYOfTheServerPasses(t *testing.T) {
+	address, server := startGRPC(t)
+	n := relayTo(t, address, &Options{Decide: public})
+	c := grpcClient(t, n.address)
+	s, err := c.NewStream(t.Context(), both, "/grpc.open/stream")
+	if err != nil {
+		t.Fatal(err)
+	}
+	exchange := func() {
+		t.Helper()
+		in, out := []byte("hello"), []byte(nil)
+		if err := errors.Join(s.SendMsg(&in), s.RecvMsg(&out)); err != nil || string(out) != "hello" {
+			t.Errorf("%v, %q", err, out)
+		}
+	}
+	exchange()
+	stopped := make(chan struct{})
+	go func() {
+		server.GracefulStop()
+		close(stopped)
+	}()
+	// The client leaves the connection once it reads GOAWAY.
+	for state := connectivity.Ready; c.GetState() == state; {
+		if !c.WaitForStateChange(t.Context(), state) {
+			t.Fatal("the client goes on")
+		}
+	}
+	exchange()
+	var out []byte
+	if err := errors.Join(s.CloseSend(), s.RecvMsg(&out)); !errors.Is(err, io.EOF) {
+		t.Errorf("%v", err)
+	}
+	<-stopped
+	for _, err := range n.errors() {
+		if err != nil {
+			t.Error(err)
+		}
+	}
 }

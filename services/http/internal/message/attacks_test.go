@@ -76,7 +76,8 @@ func TestPrefaceNeedsNoFurtherBytes(t *testing.T) {
 		}
 	}
 	// In segments of one byte.
-	if _, err := ReadRequest(bufio.NewReader(iotest.OneByteReader(strings.NewReader(preface)))); !errors.Is(err, ErrHTTP2) {
+	slow := bufio.NewReader(iotest.OneByteReader(strings.NewReader(preface)))
+	if _, err := ReadRequest(slow); !errors.Is(err, ErrHTTP2) {
 		t.Errorf("the preface in segments of one byte: %v", err)
 	}
 }
@@ -110,7 +111,12 @@ func TestUpgrades(t *testing.T) {
 // TestAddedFieldsAreChecked: a value of a rule with CR LF would be a request that no rule has seen.
 func TestAddedFieldsAreChecked(t *testing.T) {
 	for _, f := range []Field{
-		{"X", "y\r\n\r\nGET /secret HTTP/1.1\r\nHost: a"}, {"X", "y\nZ: 1"}, {"X", "\x00"}, {"X y", "z"}, {"", "z"}, {"X:", "z"},
+		{"X", "y\r\n\r\nGET /secret HTTP/1.1\r\nHost: a"},
+		{"X", "y\nZ: 1"},
+		{"X", "\x00"},
+		{"X y", "z"},
+		{"", "z"},
+		{"X:", "z"},
 	} {
 		if f.Valid() {
 			t.Errorf("%q is valid", f)

@@ -29,8 +29,8 @@ const (
 // maxOptions limits the options of the fields Connection and Upgrade. Each removes fields, so many of them cost time.
 const maxOptions = 64
 
-// Error is the reason why a message is refused. Status is the status code of the answer to the client. Reason is one of
-// few constant texts: it has nothing of the message.
+// Error is the reason why a message is refused. Status is the status code of the answer to the client. Reason is one
+// of few constant texts, and contains no part of the message.
 type Error struct {
 	Status int
 	Reason string

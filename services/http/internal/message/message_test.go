@@ -49,7 +49,8 @@ func smuggling() (all []string) {
 		"", "hello" + hidden, "5\r\nhello\r\n0\r\n\r\n" + hidden, "0\r\n\r\n" + hidden, "5\nhello\n0\n\n" + hidden,
 		"5;a=\n\r\nhello\r\n0\r\n\r\n" + hidden, "05\r\nhello\r\n00\r\n\r\n" + hidden, "+5\r\nhello\r\n0\r\n\r\n" + hidden,
 		"0x5\r\nhello\r\n0\r\n\r\n" + hidden, "5\r\nhello0\r\n\r\n" + hidden, "0\r\nContent-Length: 3\r\n\r\n" + hidden,
-		"0\r\nHost: b\r\n\r\n" + hidden, "0\r\nX: y\r\n\r\n" + hidden, "fffffffffffffffff\r\n" + hidden, "5 \r\nhello\r\n0\r\n\r\n" + hidden,
+		"0\r\nHost: b\r\n\r\n" + hidden, "0\r\nX: y\r\n\r\n" + hidden, "fffffffffffffffff\r\n" + hidden,
+		"5 \r\nhello\r\n0\r\n\r\n" + hidden,
 	}
 	for _, line := range lines {
 		for _, field := range fields {
@@ -142,7 +143,8 @@ func TestInvalidRequestsAreRefused(t *testing.T) {
 			t.Errorf("body %.40q: %v, want a refusal", body, err)
 		}
 	}
-	if err := CopyBody(bufio.NewWriter(io.Discard), reading("5\r\nhe"), Body{Framing: Chunked}, Body{}); !errors.Is(err, io.ErrUnexpectedEOF) {
+	err := CopyBody(bufio.NewWriter(io.Discard), reading("5\r\nhe"), Body{Framing: Chunked}, Body{})
+	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("half a chunk: %v", err)
 	}
 }

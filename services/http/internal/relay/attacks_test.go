@@ -51,7 +51,8 @@ func TestBytesBeforeTheUpgradeAreRequests(t *testing.T) {
 	for _, first := range []string{
 		"GET /public HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
 		"POST /public HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: tcp\r\nContent-Length: 2\r\n\r\n{}",
-		"GET /public HTTP/1.1\r\nHost: a\r\nConnection: upgrade, http2-settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+		"GET /public HTTP/1.1\r\nHost: a\r\nConnection: upgrade, http2-settings\r\nUpgrade: h2c\r\n" +
+			"HTTP2-Settings: AAMAAABk\r\n\r\n",
 	} {
 		c := p.dial()
 		in := bufio.NewReader(c)

@@ -217,7 +217,10 @@ func TestRequestsOfAConnection(t *testing.T) {
 		{"GET /public/../secret HTTP/1.1\r\nHost: a.test\r\n\r\n", "GET", 403, deny},
 		{"GET /public/%2e%2E/secret HTTP/1.1\r\nHost: a.test\r\n\r\n", "GET", 403, deny},
 		{"GET /x/..//public/%7ea?b=../c HTTP/1.1\r\nHost: a.test\r\n\r\n", "GET", 200, `GET /public/~a?b=../c a.test ""`},
-		{"POST /public/b HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r\n\r\nabc", "POST", 200, `POST /public/b a.test "abc"`},
+		{
+			"POST /public/b HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r\n\r\nabc", "POST", 200,
+			`POST /public/b a.test "abc"`,
+		},
 		{"POST /secret HTTP/1.1\r\nHost: a.test\r\nContent-Length: 3\r\n\r\nabc", "POST", 403, deny},
 		{
 			"POST /public/c HTTP/1.1\r\nHost: a.test\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\n\r\n", "POST",
@@ -340,7 +343,8 @@ func TestUpgradeIsSpliced(t *testing.T) {
 		}
 		switch q.Header.Get("Upgrade") {
 		case "websocket":
-			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\nhello")
+			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\n"+
+				"Upgrade: websocket\r\n\r\nhello")
 			_, _ = io.Copy(c, in)
 		default:
 			_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
@@ -441,7 +445,8 @@ func TestResetAndFINPassOn(t *testing.T) {
 		}
 		s := <-accepted
 		if path == "/answered" {
-			if b, err := io.ReadAll(io.LimitReader(c, int64(len("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")))); err != nil {
+			b := make([]byte, len("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"))
+			if _, err := io.ReadFull(c, b); err != nil {
 				t.Fatalf("%q, %v", b, err)
 			}
 		}
@@ -555,7 +560,8 @@ func TestTLSNeedsAnAllowedServerName(t *testing.T) {
 	// in clear text, Host is the name
 	for host, want := range map[string]int{"example.com": 400, "other.example": 403} { // 400: the server speaks TLS only
 		c := p.dial()
-		if status, _ := exchangeOf(t, c, bufio.NewReader(c), "GET", "GET / HTTP/1.1\r\nHost: "+host+"\r\n\r\n"); status != want {
+		text := "GET / HTTP/1.1\r\nHost: " + host + "\r\n\r\n"
+		if status, _ := exchangeOf(t, c, bufio.NewReader(c), "GET", text); status != want {
 			t.Errorf("Host %s: %d, want %d", host, status, want)
 		}
 	}

@@ -24,8 +24,8 @@
 // Parsing of the file is strict: unknown and duplicate keys are errors that name the line. A file
 // that users other than root and the process's own user can write is refused. If the struct, or a
 // group in it, has a method Validate() error, Load calls it after all values are set; the method
-// collects errors in Problems. Checks across several values, such as two options that contradict
-// each other, belong in Validate.
+// collects errors in Problems, or joins errors with a method Key() string. Checks across several
+// values, such as two options that contradict each other, belong in Validate.
 package config
 
 import (

@@ -165,6 +165,28 @@ verbose: true
 	}
 }
 
+// keyedError is an error of a package that does not import this one.
+type keyedError struct{ error }
+
+func (keyedError) Key() string     { return "label" }
+func (k keyedError) Unwrap() error { return k.error }
+
+type keyedGroup struct {
+	Label string `config:"label"`
+}
+
+func (keyedGroup) Validate() error { return keyedError{errors.New("must name a label")} }
+
+func TestErrorsWithAKeyGetTheKeyOfTheirGroup(t *testing.T) {
+	var c struct {
+		Group keyedGroup `config:"group"`
+	}
+	errs := validate(&c)
+	if len(errs) != 1 || errs[0].Error() != "group.label: must name a label" {
+		t.Errorf("the errors are %v", errs)
+	}
+}
+
 func TestAllProblemsAreReportedAtOnceWithTheirPlace(t *testing.T) {
 	_, _, err := load(t, `lease: soon
 podCIDRs: [10.0.0.0/8, 10.0.0.0/99]

@@ -348,6 +348,13 @@ func validate(ptr any) []error {
 	return errs
 }
 
+// keyed is an error of Validate about one key, from packages that do not import this one.
+type keyed interface {
+	error
+	Key() string // relative to the struct
+	Unwrap() error
+}
+
 func validateAt(v reflect.Value, at string) []error {
 	var errs []error
 	for i := range v.NumField() {
@@ -367,6 +374,8 @@ func validateAt(v reflect.Value, at string) []error {
 		for _, err := range All(val.Validate()) {
 			if p, ok := errors.AsType[*Problem](err); ok {
 				err = &Problem{Key: at + p.Key, Where: p.Where, Err: p.Err}
+			} else if k, ok := errors.AsType[keyed](err); ok {
+				err = &Problem{Key: at + k.Key(), Err: k.Unwrap()}
 			} else {
 				err = &Problem{Key: strings.TrimSuffix(at, "."), Err: err}
 			}

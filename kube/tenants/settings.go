@@ -13,35 +13,19 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 )
 
-// Values of Config.Unlabelled.
-const (
-	Each     = "each"
-	Together = "together"
-)
-
-// Config defines the tenants of a cluster. Services that divide limits among tenants have it as the group "shares",
-// with the same values in the whole cluster.
+// Config is the group "shares" of a process that divides limits of the cluster among tenants.
 type Config struct {
-	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
-	Unlabelled  string `config:"unlabelled" help:"each: a namespace without the label is a tenant; together: they are one"`
+	Tenants shares.Config `config:",inline"`
 
 	Guarantees map[string]string `config:"guarantees" help:"part of each limit, in percent, that is reserved for a tenant"`
-
-	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system in addition to kube-system"`
 }
 
 // Defaults returns the settings of a cluster without guarantees.
-func Defaults() Config {
-	return Config{
-		TenantLabel: shares.DefaultTenantLabel, Unlabelled: Each, SystemNamespaces: []string{"sluice-system"},
-	}
-}
+func Defaults() Config { return Config{Tenants: shares.Defaults()} }
 
 // Settings converts the configuration for package shares. c must be valid.
 func (c *Config) Settings() shares.Settings {
-	s := shares.Settings{
-		TenantLabel: c.TenantLabel, Together: c.Unlabelled == Together, SystemNamespaces: slices.Clone(c.SystemNamespaces),
-	}
+	s := c.Tenants.Settings()
 	for name, percent := range c.Guarantees {
 		if s.Guarantees == nil {
 			s.Guarantees = make(map[string]int, len(c.Guarantees))
@@ -51,15 +35,9 @@ func (c *Config) Settings() shares.Settings {
 	return s
 }
 
-// Validate reports invalid settings. Package config calls it.
+// Validate reports invalid guarantees. Package config calls it, and the Validate of Tenants.
 func (c *Config) Validate() error {
 	var p config.Problems
-	if c.Unlabelled != Each && c.Unlabelled != Together {
-		p.Addf("unlabelled", "%q is not %s or %s", c.Unlabelled, Each, Together)
-	}
-	if c.TenantLabel == "" {
-		p.Addf("tenantLabel", "must name a label")
-	}
 	numbers := true
 	for _, name := range slices.Sorted(maps.Keys(c.Guarantees)) {
 		if _, err := strconv.Atoi(strings.TrimSuffix(c.Guarantees[name], "%")); err != nil {

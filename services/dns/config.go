@@ -25,7 +25,7 @@ type Config struct {
 	Datapath      string        `config:"datapath" help:"unix socket of sluice-datapath"`
 	ProxySocket   string        `config:"proxySocket" help:"unix socket of sluice-datapath for proxies"`
 	Names         NamesConfig   `config:"names"`
-	Shares        SharesConfig  `config:"shares"`
+	Shares        shares.Config `config:"shares"`
 	Hold          time.Duration `config:"hold" help:"how long an answer waits for sluice-policy, 100ms to 10s"`
 	Refusal       string        `config:"refusal" enum:"auto,nxdomain,refused" help:"answer to refused queries"`
 	SearchDomains []string      `config:"searchDomains" help:"search domains of resolvers, with the cluster domain"`
@@ -44,35 +44,13 @@ type NamesConfig struct {
 	Addresses int `config:"addresses" help:"addresses that are remembered for all names together"`
 }
 
-// SharesConfig defines the tenants among which the limits of names are divided. Other services have the same keys.
-type SharesConfig struct {
-	TenantLabel      string   `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
-	Unlabelled       string   `config:"unlabelled" enum:"each,together" help:"each: a namespace without the label is a tenant; together: they are one"`
-	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system in addition to kube-system"`
-}
-
-// settings returns the tenants.
-func (c *SharesConfig) settings() shares.Settings {
-	return shares.Settings{
-		TenantLabel: c.TenantLabel, Together: c.Unlabelled == together, SystemNamespaces: c.SystemNamespaces,
-	}
-}
-
-// Values of shares.unlabelled.
-const (
-	each     = "each"
-	together = "together"
-)
-
 func defaults(p instance.Paths) Config {
 	return Config{
 		StateDir: p.ServiceStateDir("dns"), Policy: p.Socket("policy"), Identity: p.Socket("identity"),
 		Datapath: p.Socket("datapath"), ProxySocket: filepath.Join(p.ServiceRunDir("datapath"), "proxy.sock"),
-		Names: NamesConfig{Max: 16_384, Addresses: 262_144},
-		Shares: SharesConfig{
-			TenantLabel: shares.DefaultTenantLabel, Unlabelled: each, SystemNamespaces: []string{"sluice-system"},
-		},
-		Hold: 2 * time.Second, Refusal: rules.Auto,
+		Names:  NamesConfig{Max: 16_384, Addresses: 262_144},
+		Shares: shares.Defaults(),
+		Hold:   2 * time.Second, Refusal: rules.Auto,
 		SearchDomains: []string{"cluster.local"}, Events: "full",
 	}
 }
@@ -92,12 +70,6 @@ func (c *Config) Validate() error {
 		if n < 1 || n > 1_000_000 {
 			p.Addf(key, "%d is not between 1 and 1000000", n)
 		}
-	}
-	if c.Shares.TenantLabel == "" {
-		p.Addf("shares.tenantLabel", "must name a label")
-	}
-	if u := c.Shares.Unlabelled; u != each && u != together {
-		p.Addf("shares.unlabelled", "%q is not %s or %s", u, each, together)
 	}
 	if c.Hold < 100*time.Millisecond || c.Hold > 10*time.Second {
 		p.Addf("hold", "%s is not between 100ms and 10s", c.Hold)

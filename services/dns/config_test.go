@@ -40,13 +40,11 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 		t.Errorf("%v, %v, %v", err, c.learnFrom, c.neverLearn)
 	}
 	c.StateDir, c.Policy, c.Identity, c.Names, c.Hold = "x", "y", "z", NamesConfig{}, time.Minute
-	c.Shares = SharesConfig{Unlabelled: "some"}
 	c.Datapath, c.ProxySocket, c.Events = "v", "w", "some"
 	c.SearchDomains, c.LearnFrom, c.NeverLearn = []string{"a..b"}, []string{"x"}, []string{"fe80::1%eth0", "10.0.0.0/40"}
 	err := c.Validate()
 	for _, key := range []string{
 		"stateDir", "policy", "identity", "datapath", "proxySocket", "names.max", "names.addresses", "hold", "events",
-		"shares.tenantLabel", "shares.unlabelled",
 		"searchDomains", "learnFrom[0]", "neverLearn[0]", "neverLearn[1]",
 	} {
 		if err == nil || !strings.Contains(err.Error(), key) {

@@ -83,8 +83,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		Refusal: cfg.refusal, LearnFrom: cfg.learnFrom, HoldFor: cfg.Hold, Now: time.Now,
 		Report: reporter,
 	})
-	known := pods.New(cfg.Shares.settings(), messages.Leave)
-	watched := endpoints.New(datapath, known, cfg.Shares.settings().Label(), p.Log)
+	known := pods.New(cfg.Shares.Settings(), messages.Leave)
+	watched := endpoints.New(datapath, known, cfg.Shares.Settings().Label(), p.Log)
 	held := server.NewHeld()
 	packets := tap.New(tap.Options{
 		Exchange: messages, Rules: sets, Pods: known, Log: p.Log,

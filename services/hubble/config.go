@@ -20,14 +20,14 @@ import (
 
 // Config is the configuration of this service.
 type Config struct {
-	StateDir    string            `config:"stateDir" help:"directory of the files that survive a restart"`
-	Datapath    string            `config:"datapath" help:"unix socket of the datapath"`
-	Identity    string            `config:"identity" help:"unix socket of identity, which knows the other nodes"`
-	NodeName    string            `config:"nodeName" help:"name of this node until a flow names it; empty: the host name"`
-	Listen      ListenConfig      `config:"listen"`
-	History     HistoryConfig     `config:"history"`
-	Shares      SharesConfig      `config:"shares"`
-	FlowMetrics FlowMetricsConfig `config:"flowMetrics"`
+	StateDir    string             `config:"stateDir" help:"directory of the files that survive a restart"`
+	Datapath    string             `config:"datapath" help:"unix socket of the datapath"`
+	Identity    string             `config:"identity" help:"unix socket of identity, which knows the other nodes"`
+	NodeName    string             `config:"nodeName" help:"name of this node until a flow names it; empty: the host name"`
+	Listen      ListenConfig       `config:"listen"`
+	History     HistoryConfig      `config:"history"`
+	Shares      shares.LabelConfig `config:"shares"`
+	FlowMetrics FlowMetricsConfig  `config:"flowMetrics"`
 }
 
 // ListenConfig serves the API over TCP with mutual TLS, in addition to the unix socket.
@@ -47,12 +47,6 @@ type HistoryConfig struct {
 	MaxAge  time.Duration   `config:"maxAge"  help:"age at which flows are removed; at most 168h"`
 }
 
-// SharesConfig defines the tenants that share the history.
-type SharesConfig struct {
-	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
-	Unlabelled  string `config:"unlabelled" enum:"each,together" help:"whether each other namespace is a tenant"`
-}
-
 // FlowMetricsConfig selects the metrics of flows.
 type FlowMetricsConfig struct {
 	Enabled   []string `config:"enabled" help:"groups of metrics with Hubble's names"`
@@ -66,7 +60,7 @@ func defaults(p instance.Paths) Config {
 		Datapath: p.Socket("datapath"),
 		Identity: p.Socket("identity"),
 		History:  HistoryConfig{MaxSize: 64 << 20, MaxAge: maxAge},
-		Shares:   SharesConfig{TenantLabel: shares.DefaultTenantLabel, Unlabelled: "each"},
+		Shares:   shares.DefaultLabels(),
 		FlowMetrics: FlowMetricsConfig{
 			Enabled: []string{"drop", "flow", "icmp", "port-distribution", "tcp"}, MaxSeries: 10_000,
 		},
@@ -94,9 +88,6 @@ func (c *Config) Validate() error {
 	}
 	if c.History.MaxAge <= 0 || c.History.MaxAge > maxAge {
 		p.Addf("history.maxAge", "%s is not between 1ns and %s", c.History.MaxAge, maxAge)
-	}
-	if c.Shares.TenantLabel == "" {
-		p.Addf("shares.tenantLabel", "must name a label")
 	}
 	if err := c.metrics().Validate(); err != nil {
 		p.Addf("flowMetrics", "%v", err)
@@ -139,10 +130,6 @@ func (c *Config) metrics() flowmetrics.Options {
 	return flowmetrics.Options{
 		Names: c.FlowMetrics.Enabled, Labels: c.FlowMetrics.Labels, MaxSeries: c.FlowMetrics.MaxSeries,
 	}
-}
-
-func (c *Config) tenants() shares.Settings {
-	return shares.Settings{TenantLabel: c.Shares.TenantLabel, Together: c.Shares.Unlabelled == "together"}
 }
 
 // Calls returns the system calls that this service needs in addition to the calls that every service needs.

@@ -55,13 +55,13 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 	if err := c.Validate(); err != nil {
 		t.Fatalf("the defaults: %v", err)
 	}
-	c.StateDir, c.Datapath, c.Identity, c.Shares.TenantLabel = "x", "y", "z", ""
+	c.StateDir, c.Datapath, c.Identity = "x", "y", "z"
 	c.History.MaxSize, c.History.MaxAge = 1, 8*maxAge
 	c.FlowMetrics.Enabled = []string{"dns"}
 	c.Listen.Address, c.Listen.Key = "4244", "tls.key"
 	err := c.Validate()
 	for _, key := range []string{
-		"stateDir", "datapath", "identity", "history.maxSize", "history.maxAge", "shares.tenantLabel", "flowMetrics",
+		"stateDir", "datapath", "identity", "history.maxSize", "history.maxAge", "flowMetrics",
 		"listen.address", "listen.cert", "listen.key", "listen.clientCA",
 	} {
 		if err == nil || !strings.Contains(err.Error(), key) {

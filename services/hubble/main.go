@@ -54,7 +54,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return err
 	}
 	after, last := latest(ctx, stored)
-	parts := hubbleflow.Parts{Settings: cfg.tenants()}
+	parts := hubbleflow.Parts{Settings: cfg.Shares.Settings()}
 	sink := record.New(record.Options{
 		Labels: metrics.NeedLabels(), Parts: parts, History: stored, Metrics: metrics,
 		Last: last, Now: time.Now, Log: p.Log,

@@ -108,8 +108,8 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_IDENTITY_CLUSTER_STALE_MAPPINGS" (dig "cluster" "staleMappings" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_IDENTITY_SHARES_TENANT_LABEL" (dig "shares" "tenantLabel" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_IDENTITY_SHARES_UNLABELLED" (dig "shares" "unlabelled" nil $.Values.shared)) }}
-{{- include "sluice.variable" (list "SLUICE_IDENTITY_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_IDENTITY_SHARES_SYSTEM_NAMESPACES" (dig "shares" "systemNamespaces" nil $.Values.shared)) }}
+{{- include "sluice.variable" (list "SLUICE_IDENTITY_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_IDENTITY_LOG_LEVEL" (dig "log" "level" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_IDENTITY_METRICS_PPROF" (dig "metrics" "pprof" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_IDENTITY_RUNTIME_MEMORY_LIMIT" (dig "runtime" "memoryLimit" nil $own)) }}
@@ -141,8 +141,8 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_LIMITS_MANIFESTS" (dig "limits" "manifests" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_SHARES_TENANT_LABEL" (dig "shares" "tenantLabel" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_SHARES_UNLABELLED" (dig "shares" "unlabelled" nil $.Values.shared)) }}
-{{- include "sluice.variable" (list "SLUICE_POLICY_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_SHARES_SYSTEM_NAMESPACES" (dig "shares" "systemNamespaces" nil $.Values.shared)) }}
+{{- include "sluice.variable" (list "SLUICE_POLICY_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- if $.Values.features.dns }}
 {{- include "sluice.variable" (list "SLUICE_POLICY_DNS_PROXY" (dig "dns" "proxy" nil $.Values.shared)) }}
 {{- end }}
@@ -180,8 +180,8 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_LOADBALANCER_LIMITS_MANIFESTS" (dig "limits" "manifests" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_LOADBALANCER_SHARES_TENANT_LABEL" (dig "shares" "tenantLabel" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_LOADBALANCER_SHARES_UNLABELLED" (dig "shares" "unlabelled" nil $.Values.shared)) }}
-{{- include "sluice.variable" (list "SLUICE_LOADBALANCER_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_LOADBALANCER_SHARES_SYSTEM_NAMESPACES" (dig "shares" "systemNamespaces" nil $.Values.shared)) }}
+{{- include "sluice.variable" (list "SLUICE_LOADBALANCER_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_LOADBALANCER_SUBSCRIBERS_LINGER" (dig "subscribers" "linger" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_LOADBALANCER_LOG_LEVEL" (dig "log" "level" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_LOADBALANCER_METRICS_PPROF" (dig "metrics" "pprof" nil $own)) }}
@@ -254,8 +254,8 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_LIMITS_MANIFESTS" (dig "limits" "manifests" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHARES_TENANT_LABEL" (dig "shares" "tenantLabel" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHARES_UNLABELLED" (dig "shares" "unlabelled" nil $.Values.shared)) }}
-{{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHARES_SYSTEM_NAMESPACES" (dig "shares" "systemNamespaces" nil $.Values.shared)) }}
+{{- include "sluice.variable" (list "SLUICE_CONTROLLER_SHARES_GUARANTEES" (dig "shares" "guarantees" nil $.Values.shared)) }}
 {{- if $.Values.features.dns }}
 {{- include "sluice.variable" (list "SLUICE_CONTROLLER_DNS_PROXY" (dig "dns" "proxy" nil $.Values.shared)) }}
 {{- end }}

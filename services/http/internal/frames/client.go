@@ -33,6 +33,7 @@ type clientSide struct {
 	encoded bytes.Buffer
 
 	refusal  refusal
+	early    int // header blocks before the client has acknowledged SETTINGS
 	resets   rate
 	settings rate
 	controls rate
@@ -123,6 +124,12 @@ func (c *clientSide) frames() error {
 		}
 		if err := c.frame(&f); err != nil {
 			return err
+		}
+		// A header block can be many times larger for the server than it was from the client's table.
+		if len(c.out.made) > maxMade {
+			if err := c.out.writeTo(c.server); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -423,6 +430,11 @@ func (c *clientSide) field(f hpack.HeaderField) {
 // complete relays a complete header block.
 func (c *clientSide) complete() error {
 	id := c.block.stream
+	if !c.tables {
+		if c.early++; c.early > MaxEarly {
+			return &Error{Code: http2.ErrCodeSettingsTimeout, Reason: "SETTINGS are not acknowledged"}
+		}
+	}
 	if c.resumed || id > c.last {
 		c.last, c.resumed = id, false
 		return c.begin(id)
@@ -457,7 +469,6 @@ func (c *clientSide) begin(id uint32) error {
 		c.report(verdict.Token, 0)
 		return c.refuseFrame(id, http2.ErrCodeRefusedStream)
 	}
-	c.encoded.Reset()
 	for _, f := range [...]hpack.HeaderField{
 		{Name: ":method", Value: r.Method},
 		{Name: ":protocol", Value: r.Protocol},
@@ -493,7 +504,6 @@ func (c *clientSide) trailers(id uint32) error {
 	case !open:
 		return nil // in flight when the stream ended
 	}
-	c.encoded.Reset()
 	c.write(id, c.block.fields)
 	return nil
 }
@@ -515,8 +525,11 @@ func (c *clientSide) write(id uint32, header []hpack.HeaderField) {
 		}
 		c.out.addFrame(kind, flags, id, part)
 		if len(b) == 0 {
-			return
+			break
 		}
 		kind, flags = http2.FrameContinuation, 0
+	}
+	if c.encoded.Reset(); c.encoded.Cap() > maxKept {
+		c.encoded = bytes.Buffer{}
 	}
 }

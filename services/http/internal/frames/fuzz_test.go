@@ -23,6 +23,8 @@ type memory struct {
 	input []byte
 	part  int
 	wrote bytes.Buffer
+
+	written func([]byte) // in place of wrote
 }
 
 func (m *memory) Read(b []byte) (int, error) {
@@ -34,8 +36,15 @@ func (m *memory) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-func (m *memory) Write(b []byte) (int, error) { return m.wrote.Write(b) }
-func (m *memory) Close() error                { return nil }
+func (m *memory) Write(b []byte) (int, error) {
+	if m.written != nil {
+		m.written(b)
+		return len(b), nil
+	}
+	return m.wrote.Write(b)
+}
+
+func (m *memory) Close() error { return nil }
 
 // relayBytes relays what a client sends to a server that has sent SETTINGS and nothing else.
 func relayBytes(b []byte, part int, decide func(*Request) Verdict) (toServer, toClient []byte, err error) {

@@ -785,7 +785,8 @@ func TestRefusalsDoNotUseTheTableOfTheServer(t *testing.T) {
 		}
 		if h, ok := f.(*http2.HeadersFrame); ok {
 			blocks++
-			// Size 0 first: some clients expect a size if they have announced a smaller table. Then a literal.
+			// Size 0 first: some clients expect a size if they have announced a smaller table. Then a
+			// literal.
 			if b := h.HeaderBlockFragment(); len(b) < 2 || b[0] != 0x20 || b[1] != firstStatus {
 				t.Errorf("the block begins with %x", b)
 			}
@@ -797,6 +798,48 @@ func TestRefusalsDoNotUseTheTableOfTheServer(t *testing.T) {
 	}
 	if blocks != 2 {
 		t.Errorf("%d refusals", blocks)
+	}
+}
+
+// TestSmallHeaderBlocksDoNotFillTheMemory: 25 bytes of a client that does not acknowledge SETTINGS are 60 KiB for the
+// server.
+func TestSmallHeaderBlocksDoNotFillTheMemory(t *testing.T) {
+	s := newScript()
+	s.WriteString(Preface)
+	greet(s)
+	large := slices.Repeat([]string{"x", strings.Repeat("~", 3900)}, 15)
+	for i := range uint32(2 * MaxEarly) {
+		s.request(2*i+1, true, with(at("/public"), large...)...)
+		_ = s.WriteRSTStream(2*i+1, http2.ErrCodeCancel)
+	}
+	if s.Len() > 400_000 {
+		t.Fatalf("the client sends %d bytes", s.Len())
+	}
+	var largest, requests int
+	now := time.Unix(1_000_000, 0)
+	var c *clientSide
+	client, server := &memory{input: s.Bytes(), part: bufferSize}, &memory{written: func([]byte) {
+		largest = max(largest, len(c.out.made))
+	}}
+	r := &relay{
+		Options: Options{Decide: func(*Request) Verdict {
+			requests++
+			return Verdict{Allowed: true}
+		}, Now: func() time.Time {
+			now = now.Add(10 * time.Millisecond)
+			return now
+		}},
+		client: client, server: server, streams: map[uint32]*stream{},
+	}
+	r.toClient.conn = client
+	c = newClientSide(r, nil)
+	err := c.run()
+	var e *Error
+	if !errors.As(err, &e) || e.Code != http2.ErrCodeSettingsTimeout || requests != MaxEarly {
+		t.Errorf("after %d requests: %v", requests, err)
+	}
+	if largest > 2*maxMade || c.encoded.Cap() > maxKept || cap(c.out.made) > maxKept {
+		t.Errorf("%d bytes wait for a write; %d and %d are kept", largest, c.encoded.Cap(), cap(c.out.made))
 	}
 }
 

@@ -54,6 +54,9 @@ func (b *batch) writeTo(conn net.Conn) error {
 	}
 	clear(b.parts)
 	b.parts, b.made = b.parts[:0], b.made[:0]
+	if cap(b.made) > maxKept {
+		b.made = nil
+	}
 	return err
 }
 

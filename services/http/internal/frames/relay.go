@@ -38,8 +38,11 @@ const (
 	MaxResets        = 200      // in a second: resets by the client, refusals and malformed requests
 	MaxControls      = 10_000   // in a second: PING, PRIORITY and empty DATA of one end
 	MaxSettings      = 100      // in a second and without an acknowledgement: SETTINGS of one end
+	MaxEarly         = 2000     // header blocks before the client acknowledges the first SETTINGS of the server
 	maxFrame         = 16384
 	maxQueue         = 64 << 10 // frames of the relay for a client that does not read
+	maxMade          = 64 << 10 // of header blocks before they are written
+	maxKept          = 16 << 10 // of buffers between writes
 )
 
 // ErrPreface is the error for a client that does not begin with Preface.

@@ -133,6 +133,8 @@ func (h *HTTPRule) allowsNothing() (field, why string) {
 			return at + "secret", "values from secrets; write the value in the policy"
 		case !isHeaderName(m.Name):
 			return at + "name", "\"" + m.Name + "\" is not a name of a header; write the name without a colon"
+		case strings.ContainsFunc(m.Value, func(c rune) bool { return c < ' ' && c != '\t' || c == 0x7F }):
+			return at + "value", "control characters, which no header has"
 		}
 	}
 	return "", ""

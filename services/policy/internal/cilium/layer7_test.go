@@ -204,7 +204,9 @@ func TestHTTPRulesAndServerNamesAreNotedWhereNoProxyEvaluatesThem(t *testing.T) 
 
 func TestHTTPRuleThatMatchesNothingIsNoted(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"host": "*"}`:       "host: not supported by Sluice: not a regular expression: ",
+		`{"host": "*"}`: "host: not supported by Sluice: not a regular expression: ",
+		`{"headerMatches": [{"name": "X", "value": "y\r\n\r\nGET / HTTP/1.1", "mismatch": "ADD"}]}`: "headerMatches[0].value: " +
+			"not supported by Sluice: control characters, which no header has",
 		`{"headers": ["X:"]}`: `headers[0]: not supported by Sluice: "X:" is not a name of a header; write "Name" or "Name: value"`,
 		`{"headerMatches": [{"name": "X", "secret": {"name": "s"}}]}`: "headerMatches[0].secret: not supported by Sluice: " +
 			"values from secrets; write the value in the policy; the HTTP rule allows nothing",

@@ -22,6 +22,9 @@ type connections struct {
 	worlds      [2]identity.Numeric
 }
 
+func (connections) reads() facts { return nextPacket }
+func (connections) sets() facts  { return 0 }
+
 func (c connections) explain(t *query, x *Explanation) error {
 	key, q := t.Tuple, t.next
 	switch t.Protocol {
@@ -54,6 +57,9 @@ type transit struct {
 	connections *conntrack.Connections
 	endpoints   *endpointmap.Maps
 }
+
+func (transit) reads() facts { return ends | verdict }
+func (transit) sets() facts  { return 0 }
 
 func (c transit) explain(q *query, x *Explanation) (err error) {
 	t := q.Tuple

@@ -5,8 +5,8 @@
 //
 // An Explainer passes a connection through a list of parts, one for each subject of the datapath. Each part has its own
 // file and adds the information in the maps of its subject: addresses (peer.go), the programs (packet.go, outside.go),
-// tracked connections (connection.go), and policies (policy.go). Services (service.go) come first, because they decide
-// which connections are explained.
+// tracked connections (connection.go), and policies (policy.go). Their order follows from the facts that each of them
+// reads and sets (order.go). Services (service.go) come first, because they decide which connections are explained.
 package explain
 
 import (
@@ -64,14 +64,8 @@ type Explainer struct {
 	nodes     *nodemap.Maps
 	services  services
 	// direct explains packets that a program of an endpoint processes. outside explains packets from external clients
-	// to a service that only sluice_from_uplink processes. The parts run in this order: a part reads what earlier parts
-	// have set.
+	// to a service that only sluice_from_uplink processes.
 	direct, outside []part
-}
-
-// part adds the information in the maps of one subject to an explanation.
-type part interface {
-	explain(q *query, x *Explanation) error
 }
 
 // query is the connection that the parts explain.
@@ -94,18 +88,18 @@ func New(m Maps) *Explainer {
 	return &Explainer{
 		addresses: m.Addresses, nodes: m.Nodes,
 		services: services{peers: peers, tunnel: tunnel, frontends: m.Services},
-		direct: []part{
+		direct: ordered(
 			peers,
 			packets{endpoints: m.Endpoints, nodes: m.Nodes, replicas: m.Replicas},
 			connections{connections: m.Connections, replicas: m.Replicas, worlds: m.Worlds},
 			policies,
-		},
-		outside: []part{
+		),
+		outside: ordered(
 			peers,
 			uplink{endpoints: m.Endpoints, nodes: m.Nodes, tunnel: tunnel},
 			transit{connections: m.Connections, endpoints: m.Endpoints},
 			policies,
-		},
+		),
 	}
 }
 

@@ -47,6 +47,9 @@ type uplink struct {
 	tunnel    tunnel
 }
 
+func (uplink) reads() facts { return ends }
+func (uplink) sets() facts  { return verdict }
+
 func (u uplink) explain(q *query, x *Explanation) error {
 	local, err := u.nodes.Local()
 	if err != nil {

@@ -20,6 +20,9 @@ type packets struct {
 	replicas  *dryrun.Programs
 }
 
+func (packets) reads() facts { return ends }
+func (packets) sets() facts  { return verdict | nextPacket }
+
 func (p packets) explain(t *query, x *Explanation) (err error) {
 	q := dryrun.Question{Program: program.FromPod, Far: x.Destination.Slot}
 	near := x.Source

@@ -42,6 +42,9 @@ type peers struct {
 	worlds    [2]identity.Numeric
 }
 
+func (peers) reads() facts { return 0 }
+func (peers) sets() facts  { return ends }
+
 func (p peers) explain(q *query, x *Explanation) (err error) {
 	if x.Source, err = p.lookUp(q.known, q.Initiator.Addr()); err != nil {
 		return err

@@ -21,6 +21,9 @@ type policies struct {
 	tables *policymap.Maps
 }
 
+func (policies) reads() facts { return ends | verdict }
+func (policies) sets() facts  { return 0 }
+
 func (p policies) explain(_ *query, x *Explanation) (err error) {
 	x.Source.Word, x.Destination.Word = p.tables.Identity(x.Source.Identity), p.tables.Identity(x.Destination.Identity)
 	if s := x.Egress; s != nil {

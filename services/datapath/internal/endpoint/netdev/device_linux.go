@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/devconf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
@@ -106,57 +107,29 @@ func deviceOf(m []byte) device {
 	return l
 }
 
-// setting is a sysctl of a device, which the kernel reports as an attribute of the device.
-type setting struct {
-	name string
-	v6   bool
-	at   int // in the device's array
-	want uint32
-}
-
-func (s setting) path(device string) string {
-	if s.v6 {
-		return "ipv6/conf/" + device + "/" + s.name
-	}
-	return "ipv4/conf/" + device + "/" + s.name
-}
-
-// of returns the value of the setting; false if the device has none of the family.
-func (s setting) of(l device) (uint32, bool) {
-	conf := l.conf4
-	if s.v6 {
-		conf = l.conf6
-	}
-	if len(conf) < 4*(s.at+1) {
-		return 0, false
-	}
-	return binary.NativeEndian.Uint32(conf[4*s.at:]), true
-}
-
-// Indexes in the arrays: IPV4_DEVCONF of linux/ip.h minus 1, DEVCONF of linux/ipv6.h.
 var (
 	// hostSettings of an endpoint's host end.
-	hostSettings = []setting{
-		{"forwarding", false, 0, 1},
+	hostSettings = []devconf.Setting{
+		devconf.V4("forwarding", 0, 1),
 		// Drop packets whose source is not routed to this device. This is the host stack's own anti-spoofing, in case
 		// the program is detached.
-		{"rp_filter", false, 7, 1},
+		devconf.V4("rp_filter", 7, 1),
 		// rp_filter looks up the reverse route. Without the packet's mark, this lookup would match
 		// the rule that prohibits unmarked packets from the pod range, and packets that the
 		// programs pass to the stack for an ICMP error would be dropped.
-		{"src_valid_mark", false, 23, 1},
-		{"accept_local", false, 22, 0},
-		{"proxy_arp", false, 2, 0},
-		{"send_redirects", false, 5, 0},
-		{"disable_ipv6", true, 26, 0},
-		{"forwarding", true, 0, 1},
-		{"accept_ra", true, 3, 0},
-		{"accept_redirects", true, 4, 0},
+		devconf.V4("src_valid_mark", 23, 1),
+		devconf.V4("accept_local", 22, 0),
+		devconf.V4("proxy_arp", 2, 0),
+		devconf.V4("send_redirects", 5, 0),
+		devconf.V6("disable_ipv6", 26, 0),
+		devconf.V6("forwarding", 0, 1),
+		devconf.V6("accept_ra", 3, 0),
+		devconf.V6("accept_redirects", 4, 0),
 	}
 	// containerSettings of the device in the container.
-	containerSettings = []setting{
-		{"accept_ra", true, 3, 0},
-		{"disable_ipv6", true, 26, 0},
+	containerSettings = []devconf.Setting{
+		devconf.V6("accept_ra", 3, 0),
+		devconf.V6("disable_ipv6", 26, 0),
 	}
 )
 
@@ -164,28 +137,28 @@ var (
 // without IPv6.
 func has6(d endpoint.Device) bool { return len(d.Addrs) > 0 && d.Addrs[len(d.Addrs)-1].Is6() }
 
-func checkSettings(ds *differences, l device, list []setting, has6 bool) {
+func checkSettings(ds *differences, l device, list []devconf.Setting, has6 bool) {
 	for _, s := range list {
-		have, ok := s.of(l)
-		switch key := "net/" + s.path(l.name); {
-		case !ok && s.v6 && !has6:
+		have, ok := s.In(l.conf4, l.conf6)
+		switch key := "net/" + s.Path(l.name); {
+		case !ok && s.V6 && !has6:
 		case !ok:
-			ds.add("sysctl", key, strconv.Itoa(int(s.want)), "")
-		case have != s.want:
+			ds.add("sysctl", key, strconv.Itoa(int(s.Want)), "")
+		case have != s.Want:
 			value := strconv.Itoa(int(int32(have))) //nolint:gosec // the kernel's numbers are signed
-			ds.add("sysctl", key, strconv.Itoa(int(s.want)), value)
+			ds.add("sysctl", key, strconv.Itoa(int(s.Want)), value)
 		}
 	}
 }
 
 // addSettings adds the IPv4 settings that differ to a request about the device. The kernel accepts
 // no IPv6 settings in this request: applySettings writes them.
-func addSettings(b *rtnl.Batch, l device, list []setting) {
+func addSettings(b *rtnl.Batch, l device, list []devconf.Setting) {
 	b.Nest(unix.AF_INET, nil, func() {
 		b.Nest(inetConf, nil, func() {
 			for _, s := range list {
-				if have, _ := s.of(l); !s.v6 && have != s.want {
-					b.Uint32(uint16(s.at+1), s.want) //nolint:gosec // an attribute number, which is small
+				if have, _ := s.In(l.conf4, l.conf6); !s.V6 && have != s.Want {
+					b.Uint32(uint16(s.At+1), s.Want) //nolint:gosec // an attribute number, which is small
 				}
 			}
 		})
@@ -194,14 +167,14 @@ func addSettings(b *rtnl.Batch, l device, list []setting) {
 
 // applySettings writes the IPv6 settings that differ, below the directory conf in dir. dir must be
 // of the calling thread's namespace.
-func applySettings(dir int, conf string, l device, list []setting) error {
+func applySettings(dir int, conf string, l device, list []devconf.Setting) error {
 	for _, s := range list {
-		if have, ok := s.of(l); !s.v6 || ok && have == s.want {
+		if have, ok := s.In(l.conf4, l.conf6); !s.V6 || ok && have == s.Want {
 			continue
 		}
-		value := strconv.Itoa(int(s.want))
-		if err := writeAt(dir, filepath.Join(conf, l.name, s.name), value); err != nil {
-			return fmt.Errorf("sysctl net/%s=%s: %w", s.path(l.name), value, err)
+		value := strconv.Itoa(int(s.Want))
+		if err := writeAt(dir, filepath.Join(conf, l.name, s.Name), value); err != nil {
+			return fmt.Errorf("sysctl net/%s=%s: %w", s.Path(l.name), value, err)
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/devconf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 )
 
@@ -161,49 +162,22 @@ func (u *Underlay) devices() (list []device, err error) {
 	return list, nil
 }
 
-// setting is a sysctl of a device, whose value the kernel sends with the device.
-type setting struct {
-	name string
-	v6   bool
-	at   int // in the device's array: IPV4_DEVCONF of linux/ip.h less 1, DEVCONF of linux/ipv6.h
-	want uint32
-}
-
-func (s setting) path(device string) string {
-	if s.v6 {
-		return "ipv6/conf/" + device + "/" + s.name
-	}
-	return "ipv4/conf/" + device + "/" + s.name
-}
-
-// of returns the value of a device's setting; false if the device lacks the family.
-func (s setting) of(l device) (uint32, bool) {
-	conf := l.conf4
-	if s.v6 {
-		conf = l.conf6
-	}
-	if len(conf) < 4*(s.at+1) {
-		return 0, false
-	}
-	return binary.NativeEndian.Uint32(conf[4*s.at:]), true
-}
-
-func checkSettings(ds *differences, l device, list []setting) {
+func checkSettings(ds *differences, l device, list []devconf.Setting) {
 	for _, s := range list {
-		if have, ok := s.of(l); ok && have != s.want {
+		if have, ok := s.In(l.conf4, l.conf6); ok && have != s.Want {
 			value := strconv.Itoa(int(int32(have))) //nolint:gosec // the kernel's values are signed
-			ds.add("sysctl", "net/"+s.path(l.name), strconv.Itoa(int(s.want)), value)
+			ds.add("sysctl", "net/"+s.Path(l.name), strconv.Itoa(int(s.Want)), value)
 		}
 	}
 }
 
 // applySettings writes the settings that differ. The calling thread is in the node's namespace.
-func (u *Underlay) applySettings(l device, list []setting) error {
+func (u *Underlay) applySettings(l device, list []devconf.Setting) error {
 	for _, s := range list {
-		if have, ok := s.of(l); !ok || have == s.want {
+		if have, ok := s.In(l.conf4, l.conf6); !ok || have == s.Want {
 			continue
 		}
-		if err := u.writeSysctl(s.path(l.name), strconv.Itoa(int(s.want))); err != nil {
+		if err := u.writeSysctl(s.Path(l.name), strconv.Itoa(int(s.Want))); err != nil {
 			return err
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/devconf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
@@ -115,7 +116,7 @@ func (u *Underlay) path(one, all rtnl.Reply, to netip.Addr, links map[uint32]dev
 			p.Special = fmt.Sprintf("%s has no Ethernet header", l.name)
 		}
 		mtu = min(mtu, l.mtu)
-		if v6, ok := (setting{v6: true, at: conf6MTU}).of(l); ok && to.Is6() {
+		if v6, ok := devconf.V6("mtu", conf6MTU, 0).In(l.conf4, l.conf6); ok && to.Is6() {
 			mtu = min(mtu, v6) // router advertisements may have lowered it
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint"
 	"github.com/sluice-net/sluice/services/datapath/internal/endpoint/netdev"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/devconf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/rtnl"
 	"github.com/sluice-net/sluice/services/datapath/internal/node/routing"
 )
@@ -29,18 +30,18 @@ func TunnelName(instance string) string {
 // tunnelSettings are the sysctls of the tunnel device. A program has already checked the source of packets from the
 // device. The host stack's own source check is loose and includes the packet's mark: without the mark, the rule against
 // unmarked packets from the node's ranges would match.
-var tunnelSettings = []setting{
-	{"forwarding", false, 0, 1},
-	{"proxy_arp", false, 2, 0},
-	{"accept_redirects", false, 3, 0},
-	{"send_redirects", false, 5, 0},
-	{"rp_filter", false, 7, 2},
-	{"accept_local", false, 22, 0},
-	{"src_valid_mark", false, 23, 1},
-	{"forwarding", true, 0, 1},
-	{"accept_ra", true, 3, 0},
-	{"accept_redirects", true, 4, 0},
-	{"disable_ipv6", true, 26, 0},
+var tunnelSettings = []devconf.Setting{
+	devconf.V4("forwarding", 0, 1),
+	devconf.V4("proxy_arp", 2, 0),
+	devconf.V4("accept_redirects", 3, 0),
+	devconf.V4("send_redirects", 5, 0),
+	devconf.V4("rp_filter", 7, 2),
+	devconf.V4("accept_local", 22, 0),
+	devconf.V4("src_valid_mark", 23, 1),
+	devconf.V6("forwarding", 0, 1),
+	devconf.V6("accept_ra", 3, 0),
+	devconf.V6("accept_redirects", 4, 0),
+	devconf.V6("disable_ipv6", 26, 0),
 }
 
 // tunnelFlags are the flags of the device. No addresses are resolved on it.

@@ -19,13 +19,14 @@ const (
 // group "shares", with the same values in the whole cluster.
 type LabelConfig struct {
 	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
-	Unlabelled  string `config:"unlabelled" enum:"each,together" help:"each: a namespace without the label is a tenant; together: they are one"`
+	Unlabelled  string `config:"unlabelled" help:"each: a namespace without the label is a tenant; together: they are one"`
 }
 
 // Config is LabelConfig with the namespaces of the tenant system, for a process that divides limits.
 type Config struct {
-	Labels           LabelConfig `config:",inline"`
-	SystemNamespaces []string    `config:"systemNamespaces" help:"namespaces of the tenant system in addition to kube-system"`
+	Labels LabelConfig `config:",inline"`
+
+	SystemNamespaces []string `config:"systemNamespaces" help:"namespaces of the tenant system in addition to kube-system"`
 }
 
 // DefaultLabels returns the default settings of the tenant label.

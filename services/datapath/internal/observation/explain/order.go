@@ -28,7 +28,7 @@ const (
 )
 
 // ordered orders parts so that each one comes after those that set what it reads. Parts that do not depend on each
-// other stay as they are given. It panics if no part, or more than one, sets what a part reads.
+// other stay in the given order. It panics if no part, or more than one, sets what a part reads.
 func ordered(parts ...part) (done []part) {
 	var known facts
 	for len(parts) > 0 {

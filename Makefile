@@ -143,6 +143,18 @@ test-hubble: build bin/hubble ## Run the unchanged hubble CLI and hubble-relay o
 	@scripts/tools grpcurl
 	@SLUICE_BIN=$(CURDIR)/bin go test -count=1 -v -timeout 20m -tags hubble,grpcnotrace -run '^TestHubbleCLI' ./test/cluster ./services/hubble/internal/server
 
+.PHONY: test-browser
+test-browser: ## Build the web page of sluice-hubble again and compare it, and open it with Debian's chromium (root)
+	@scripts/deps browser
+	@rm -rf bin/page && mkdir -p bin/page && scripts/page $(CURDIR)/bin/page
+	@for f in bin/page/*.js; do cmp $$f services/hubble/internal/page/assets/$${f##*/} || \
+		{ echo "run scripts/page: services/hubble/internal/page/assets is not built from its source" >&2; exit 1; }; done
+	@SLUICE_SCREENSHOTS=$(SCREENSHOTS) go -C services/hubble test -count=1 -v -timeout 10m -tags browser,grpcnotrace -run '^TestBrowser' .
+
+.PHONY: page
+page: ## Compile the web page of sluice-hubble from TypeScript (needs npm)
+	@scripts/page
+
 .PHONY: test-install
 test-install: build ## Execute docs/operations/install-host.md on a minimal Debian with systemd, made by debootstrap (root)
 	@scripts/deps install

@@ -549,6 +549,18 @@ var All = []Bound{
 		Shown:  "error of the call", Tests: []string{"TestTenantsLeaveCallsToOthers"},
 	},
 	{
+		Name: "connections to the web page", Process: hubble, Default: "64", Divided: Undivided,
+		Beyond: "the oldest connection without a call that has the token is closed",
+		Shown:  "the browser connects again", Tests: []string{"TestConnectionsWithoutTheTokenEndNoCall"},
+	},
+	{
+		Name: "calls of the web page", Process: hubble, Divided: Undivided,
+		Default: "8; requests of 64 KiB, policies of 1 MiB, 10,000 flows by number",
+		Beyond:  "status 503, 413 or 400; a request without the token is no call",
+		Shown:   "message of the page",
+		Tests:   []string{"TestConnectionsWithoutTheTokenEndNoCall", "TestPageRefusesInvalidRequests"},
+	},
+	{
 		Name: "series of flow metrics", Process: hubble, Setting: "flowMetrics.maxSeries", Default: "10,000",
 		Divided: ByTenant,
 		Beyond:  "flows of further series are only counted as left out; half is divided among 64 tenants",

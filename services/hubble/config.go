@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
+	"github.com/sluice-net/sluice/services/hubble/internal/page"
 )
 
 // Config is the configuration of this service.
@@ -24,7 +25,9 @@ type Config struct {
 	Datapath    string             `config:"datapath" help:"unix socket of the datapath"`
 	Identity    string             `config:"identity" help:"unix socket of identity, which knows the other nodes"`
 	NodeName    string             `config:"nodeName" help:"name of this node until a flow names it; empty: the host name"`
+	Policy      string             `config:"policy" help:"unix socket of policy, which the page asks for manifests"`
 	Listen      ListenConfig       `config:"listen"`
+	Page        PageConfig         `config:"page"`
 	History     HistoryConfig      `config:"history"`
 	Shares      shares.LabelConfig `config:"shares"`
 	FlowMetrics FlowMetricsConfig  `config:"flowMetrics"`
@@ -39,6 +42,11 @@ type ListenConfig struct {
 	Advertise string `config:"advertise" help:"host:port for peers; empty: the address, if it names a host"`
 	// ServerName allows all nodes to share one certificate.
 	ServerName string `config:"serverName" help:"name in the certificates of all nodes; empty: each node's name"`
+}
+
+// PageConfig serves the web page.
+type PageConfig struct {
+	Address string `config:"address" help:"loopback address and port of the web page; empty: no page"`
 }
 
 // HistoryConfig bounds the history.
@@ -59,6 +67,7 @@ func defaults(p instance.Paths) Config {
 		StateDir: p.ServiceStateDir("hubble"),
 		Datapath: p.Socket("datapath"),
 		Identity: p.Socket("identity"),
+		Policy:   p.Socket("policy"),
 		History:  HistoryConfig{MaxSize: 64 << 20, MaxAge: maxAge},
 		Shares:   shares.DefaultLabels(),
 		FlowMetrics: FlowMetricsConfig{
@@ -82,7 +91,15 @@ func (c *Config) Validate() error {
 	if !filepath.IsAbs(c.Identity) {
 		p.Addf("identity", "%q is not an absolute path", c.Identity)
 	}
+	if !filepath.IsAbs(c.Policy) {
+		p.Addf("policy", "%q is not an absolute path", c.Policy)
+	}
 	c.Listen.validate(&p)
+	if c.Page.Address != "" {
+		if err := page.Check(c.Page.Address); err != nil {
+			p.Addf("page.address", "%v", err)
+		}
+	}
 	if c.History.MaxSize < history.MinBytes {
 		p.Addf("history.maxSize", "%s is less than %s", c.History.MaxSize, config.ByteSize(history.MinBytes))
 	}
@@ -133,7 +150,9 @@ func (c *Config) metrics() flowmetrics.Options {
 }
 
 // Calls returns the system calls that this service needs in addition to the calls that every service needs.
-func (c *Config) Calls() sandbox.Calls { return sandbox.Calls{Inet: c.Listen.Address != ""} }
+func (c *Config) Calls() sandbox.Calls {
+	return sandbox.Calls{Inet: c.Listen.Address != "" || c.Page.Address != ""}
+}
 
 // files returns the files that the service opens after startup.
 func (c *Config) files() sandbox.Files {

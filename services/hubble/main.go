@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-net/sluice/kit/process"
 	"github.com/sluice-net/sluice/kit/rpc"
 	"github.com/sluice-net/sluice/kit/version"
+	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/hubble/internal/client"
 	"github.com/sluice-net/sluice/services/hubble/internal/client/peers"
@@ -24,6 +25,7 @@ import (
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/record"
+	"github.com/sluice-net/sluice/services/hubble/internal/page"
 	"github.com/sluice-net/sluice/services/hubble/internal/server"
 	"github.com/sluice-net/sluice/services/hubble/internal/server/remote"
 )
@@ -69,7 +71,14 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		return fmt.Errorf("identity: %w", err)
 	}
 	nodes := peers.New(identity, p.Log)
+	var web *page.Server // set before the server starts
 	service := server.New(server.Options{
+		Page: func() string {
+			if web == nil {
+				return ""
+			}
+			return web.URL()
+		},
 		Version: version.Get().String(), Started: started, Now: time.Now, History: stored,
 		Flow: record.Flow(hubbleflow.Converter{Version: strings.TrimPrefix(version.Get().String(), "v")}),
 		Node: func() string {
@@ -104,6 +113,19 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 		p.Log.Info("listening for clients with a certificate", "address", listener.Address())
 		p.Go("clients over TCP", listener.Run)
+	}
+	if cfg.Page.Address != "" {
+		conn, err := p.Dial(cfg.Policy, 0)
+		if err != nil {
+			return fmt.Errorf("policy: %w", err)
+		}
+		if web, err = page.Listen(page.Options{
+			Address: cfg.Page.Address, Flows: service.GetFlows, Policies: policyv1.NewPolicyServiceClient(conn), Log: p.Log,
+		}); err != nil {
+			return fmt.Errorf("page.address %s: %w", cfg.Page.Address, err)
+		}
+		p.Log.Info("serving the web page", "address", cfg.Page.Address)
+		p.Go("web page", web.Run)
 	}
 	p.Go("history", stored.Run)
 	p.Go("losses", sink.Run)

@@ -160,6 +160,9 @@ func event(number int) *datapathv1.Flow {
 	if number%10 == 0 {
 		f.Type, f.Verdict = datapathv1.FlowType_FLOW_TYPE_DROP, datapathv1.Verdict_VERDICT_DROPPED
 		f.Reason = datapathv1.Reason_REASON_POLICY_DENIED
+		f.Direction, f.Ingress = netv1.Direction_DIRECTION_INGRESS, &datapathv1.SideVerdict{
+			Verdict: f.GetVerdict(), Revision: 7, RuleSources: []string{"NetworkPolicy shop/web spec.ingress[1]"},
+		}
 	}
 	return f
 }

@@ -27,8 +27,8 @@ import (
 var elsewhere = []string{"bin", "third_party", "test/k8s", "scripts/style"}
 
 // others are the build constraints of files that other commands build: the tags of `make test-kernels`, `make
-// test-upgrade` and `make test-hubble`.
-var others = []string{"modules", "upgrade", "hubble"}
+// test-upgrade`, `make test-hubble` and `make test-browser`.
+var others = []string{"modules", "upgrade", "hubble", "browser"}
 
 // satisfied are the build constraints that a part of `make test` satisfies: it tests packages with and without the
 // race detector.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-// Package hubble manages the stored events of sluice-hubble.
+// Package hubble manages sluice-hubble.
 package hubble
 
 import (
@@ -22,8 +22,30 @@ import (
 
 // Command is `hubble`.
 func Command(inv *invocation.Invocation) *cobra.Command {
-	return invocation.Group("hubble", "Manage the stored events of sluice-hubble",
-		invocation.Group("history", "Manage the stored events of sluice-hubble", deleteCommand(inv)))
+	return invocation.Group("hubble", "Manage sluice-hubble",
+		invocation.Group("history", "Manage the stored events of sluice-hubble", deleteCommand(inv)), uiCommand(inv))
+}
+
+func uiCommand(inv *invocation.Invocation) *cobra.Command {
+	return &cobra.Command{
+		Use:   "ui",
+		Short: "Print the address of the web page of sluice-hubble",
+		Long: `Print the address of the web page that sluice-hubble serves on this node, with the token that
+opens it. The page shows flows, a map of connections, the rules that denied a connection, and
+the effect of policies. sluice-hubble serves it if page.address is set, on a loopback address.
+Each start of sluice-hubble makes a new token.`,
+		Example: `  sluice hubble ui
+  ssh -L 4246:127.0.0.1:4246 NODE sluice hubble ui`,
+		Args: invocation.Args(0, ""),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			answer, err := invocation.Ask(cmd.Context(), inv, invocation.Page, hubblev1.PageServiceClient.GetPage,
+				&hubblev1.GetPageRequest{})
+			if err != nil {
+				return err
+			}
+			return inv.Show(message.Of(answer), func(w io.Writer) { fmt.Fprintln(w, output.Printable(answer.GetUrl())) })
+		},
+	}
 }
 
 func deleteCommand(inv *invocation.Invocation) *cobra.Command {

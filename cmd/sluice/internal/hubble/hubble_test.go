@@ -29,3 +29,9 @@ func TestDeleteSendsTheCriteria(t *testing.T) {
 	n.Want(t, invocation.ExitUsage, "hubble", "history", "delete")
 	n.Want(t, invocation.ExitUsage, "hubble", "history", "delete", "--before", "yesterday")
 }
+
+func TestUIPrintsTheAddressWithTheToken(t *testing.T) {
+	n := nodetest.New(t, Command)
+	out, _ := n.Want(t, 0, "hubble", "ui")
+	nodetest.WantLines(t, out, "http://127.0.0.1:4246/#token")
+}

@@ -59,6 +59,7 @@ var (
 	// HTTP is sluice-http, which a node may lack, too.
 	HTTP    = Service[statusv1.ProcessServiceClient]{"http", statusv1.NewProcessServiceClient}
 	History = Service[hubblev1.HistoryServiceClient]{"hubble", hubblev1.NewHistoryServiceClient}
+	Page    = Service[hubblev1.PageServiceClient]{"hubble", hubblev1.NewPageServiceClient}
 	// Stored has the events of days, if sluice-hubble runs.
 	Stored = Service[datapathv1.ObserverServiceClient]{"hubble", datapathv1.NewObserverServiceClient}
 )

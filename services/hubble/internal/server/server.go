@@ -45,7 +45,7 @@ const HealthName = "hubble.server.Observer"
 // turn of limited duration.
 const scans = 2
 
-// Options describe a Server. All fields but ServerName are required.
+// Options describe a Server. All fields but ServerName and Page are required.
 type Options struct {
 	Version string
 	Started time.Time
@@ -68,6 +68,8 @@ type Options struct {
 	Parts hubbleflow.Parts
 	// Others returns the other nodes of the cluster, sorted by name, and a channel that is closed when they change.
 	Others func() ([]peers.Node, <-chan struct{})
+	// Page returns the URL of the web page; empty without a page. nil: there is no page.
+	Page func() string
 	// Process describes the settings of this process.
 	Process wire.Process
 }
@@ -90,6 +92,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	statusv1.RegisterProcessServiceServer(r, s.o.Process)
 	datapathv1.RegisterObserverServiceServer(r, stored{Server: s})
 	hubblev1.RegisterHistoryServiceServer(r, deletions{history: s.o.History})
+	hubblev1.RegisterPageServiceServer(r, pages{url: s.o.Page})
 }
 
 // RegisterRemote adds the services for clients of other machines.
@@ -114,6 +117,7 @@ func Methods() rpc.Methods {
 		peer.Peer_Notify_FullMethodName:                    streams,
 		datapathv1.ObserverService_Observe_FullMethodName:  streams,
 		datapathv1.ObserverService_Explain_FullMethodName:  calls,
+		hubblev1.PageService_GetPage_FullMethodName:        {Access: rpc.Group()},
 		hubblev1.HistoryService_DeleteFlows_FullMethodName: {Access: rpc.Root(), Limit: rpc.Limit{InFlight: 1, Waiting: 4}},
 	}
 }

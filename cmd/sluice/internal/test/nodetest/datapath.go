@@ -332,6 +332,15 @@ func (f deletions) DeleteFlows(
 	return &hubblev1.DeleteFlowsResponse{DeletedCount: 7}, nil
 }
 
+// pages is the web page of sluice-hubble.
+type pages struct {
+	hubblev1.UnimplementedPageServiceServer
+}
+
+func (pages) GetPage(context.Context, *hubblev1.GetPageRequest) (*hubblev1.GetPageResponse, error) {
+	return &hubblev1.GetPageResponse{Url: "http://127.0.0.1:4246/#token"}, nil
+}
+
 // stored is the events of sluice-hubble: those of the datapath, unless the node has others.
 type stored struct{ observer }
 

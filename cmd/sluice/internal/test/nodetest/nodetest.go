@@ -195,6 +195,7 @@ func New(t *testing.T, commands ...func(*invocation.Invocation) *cobra.Command) 
 		case "hubble":
 			datapathv1.RegisterObserverServiceServer(s, &stored{observer{node: n}})
 			hubblev1.RegisterHistoryServiceServer(s, deletions{node: n})
+			hubblev1.RegisterPageServiceServer(s, pages{})
 		case "datapath":
 			datapathv1.RegisterDatapathServiceServer(s, &datapath{node: n})
 			datapathv1.RegisterObserverServiceServer(s, &observer{node: n})

@@ -28,6 +28,89 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// GetPageRequest is the input of GetPage.
+type GetPageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPageRequest) Reset() {
+	*x = GetPageRequest{}
+	mi := &file_sluice_hubble_v1_history_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPageRequest) ProtoMessage() {}
+
+func (x *GetPageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_hubble_v1_history_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPageRequest.ProtoReflect.Descriptor instead.
+func (*GetPageRequest) Descriptor() ([]byte, []int) {
+	return file_sluice_hubble_v1_history_proto_rawDescGZIP(), []int{0}
+}
+
+// GetPageResponse is the output of GetPage.
+type GetPageResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// URL of the page, with the token in its fragment. Each start of sluice-hubble makes a new token.
+	Url           string `protobuf:"bytes,1,opt,name=url,proto3" json:"url,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetPageResponse) Reset() {
+	*x = GetPageResponse{}
+	mi := &file_sluice_hubble_v1_history_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetPageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetPageResponse) ProtoMessage() {}
+
+func (x *GetPageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_sluice_hubble_v1_history_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetPageResponse.ProtoReflect.Descriptor instead.
+func (*GetPageResponse) Descriptor() ([]byte, []int) {
+	return file_sluice_hubble_v1_history_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *GetPageResponse) GetUrl() string {
+	if x != nil {
+		return x.Url
+	}
+	return ""
+}
+
 // DeleteFlowsRequest is the input of DeleteFlows. At least one criterion must be given.
 type DeleteFlowsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -43,7 +126,7 @@ type DeleteFlowsRequest struct {
 
 func (x *DeleteFlowsRequest) Reset() {
 	*x = DeleteFlowsRequest{}
-	mi := &file_sluice_hubble_v1_history_proto_msgTypes[0]
+	mi := &file_sluice_hubble_v1_history_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -55,7 +138,7 @@ func (x *DeleteFlowsRequest) String() string {
 func (*DeleteFlowsRequest) ProtoMessage() {}
 
 func (x *DeleteFlowsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_hubble_v1_history_proto_msgTypes[0]
+	mi := &file_sluice_hubble_v1_history_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -68,7 +151,7 @@ func (x *DeleteFlowsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFlowsRequest.ProtoReflect.Descriptor instead.
 func (*DeleteFlowsRequest) Descriptor() ([]byte, []int) {
-	return file_sluice_hubble_v1_history_proto_rawDescGZIP(), []int{0}
+	return file_sluice_hubble_v1_history_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *DeleteFlowsRequest) GetNamespace() string {
@@ -103,7 +186,7 @@ type DeleteFlowsResponse struct {
 
 func (x *DeleteFlowsResponse) Reset() {
 	*x = DeleteFlowsResponse{}
-	mi := &file_sluice_hubble_v1_history_proto_msgTypes[1]
+	mi := &file_sluice_hubble_v1_history_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -115,7 +198,7 @@ func (x *DeleteFlowsResponse) String() string {
 func (*DeleteFlowsResponse) ProtoMessage() {}
 
 func (x *DeleteFlowsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sluice_hubble_v1_history_proto_msgTypes[1]
+	mi := &file_sluice_hubble_v1_history_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -128,7 +211,7 @@ func (x *DeleteFlowsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteFlowsResponse.ProtoReflect.Descriptor instead.
 func (*DeleteFlowsResponse) Descriptor() ([]byte, []int) {
-	return file_sluice_hubble_v1_history_proto_rawDescGZIP(), []int{1}
+	return file_sluice_hubble_v1_history_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *DeleteFlowsResponse) GetDeletedCount() uint64 {
@@ -142,7 +225,10 @@ var File_sluice_hubble_v1_history_proto protoreflect.FileDescriptor
 
 const file_sluice_hubble_v1_history_proto_rawDesc = "" +
 	"\n" +
-	"\x1esluice/hubble/v1/history.proto\x12\x10sluice.hubble.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\x01\n" +
+	"\x1esluice/hubble/v1/history.proto\x12\x10sluice.hubble.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x10\n" +
+	"\x0eGetPageRequest\"#\n" +
+	"\x0fGetPageResponse\x12\x10\n" +
+	"\x03url\x18\x01 \x01(\tR\x03url\"\xf3\x01\n" +
 	"\x12DeleteFlowsRequest\x12%\n" +
 	"\tnamespace\x18\x01 \x01(\tB\a\xbaH\x04r\x02\x18?R\tnamespace\x122\n" +
 	"\x06before\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06before\x12#\n" +
@@ -151,7 +237,9 @@ const file_sluice_hubble_v1_history_proto_rawDesc = "" +
 	"\x13DeleteFlowsResponse\x12#\n" +
 	"\rdeleted_count\x18\x01 \x01(\x04R\fdeletedCount2l\n" +
 	"\x0eHistoryService\x12Z\n" +
-	"\vDeleteFlows\x12$.sluice.hubble.v1.DeleteFlowsRequest\x1a%.sluice.hubble.v1.DeleteFlowsResponseB\xc8\x01\n" +
+	"\vDeleteFlows\x12$.sluice.hubble.v1.DeleteFlowsRequest\x1a%.sluice.hubble.v1.DeleteFlowsResponse2]\n" +
+	"\vPageService\x12N\n" +
+	"\aGetPage\x12 .sluice.hubble.v1.GetPageRequest\x1a!.sluice.hubble.v1.GetPageResponseB\xc8\x01\n" +
 	"\x14com.sluice.hubble.v1B\fHistoryProtoP\x01Z@github.com/sluice-net/sluice/proto/gen/sluice/hubble/v1;hubblev1\xa2\x02\x03SHX\xaa\x02\x10Sluice.Hubble.V1\xca\x02\x10Sluice\\Hubble\\V1\xe2\x02\x1cSluice\\Hubble\\V1\\GPBMetadata\xea\x02\x12Sluice::Hubble::V1b\x06proto3"
 
 var (
@@ -166,18 +254,22 @@ func file_sluice_hubble_v1_history_proto_rawDescGZIP() []byte {
 	return file_sluice_hubble_v1_history_proto_rawDescData
 }
 
-var file_sluice_hubble_v1_history_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_sluice_hubble_v1_history_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_sluice_hubble_v1_history_proto_goTypes = []any{
-	(*DeleteFlowsRequest)(nil),    // 0: sluice.hubble.v1.DeleteFlowsRequest
-	(*DeleteFlowsResponse)(nil),   // 1: sluice.hubble.v1.DeleteFlowsResponse
-	(*timestamppb.Timestamp)(nil), // 2: google.protobuf.Timestamp
+	(*GetPageRequest)(nil),        // 0: sluice.hubble.v1.GetPageRequest
+	(*GetPageResponse)(nil),       // 1: sluice.hubble.v1.GetPageResponse
+	(*DeleteFlowsRequest)(nil),    // 2: sluice.hubble.v1.DeleteFlowsRequest
+	(*DeleteFlowsResponse)(nil),   // 3: sluice.hubble.v1.DeleteFlowsResponse
+	(*timestamppb.Timestamp)(nil), // 4: google.protobuf.Timestamp
 }
 var file_sluice_hubble_v1_history_proto_depIdxs = []int32{
-	2, // 0: sluice.hubble.v1.DeleteFlowsRequest.before:type_name -> google.protobuf.Timestamp
-	0, // 1: sluice.hubble.v1.HistoryService.DeleteFlows:input_type -> sluice.hubble.v1.DeleteFlowsRequest
-	1, // 2: sluice.hubble.v1.HistoryService.DeleteFlows:output_type -> sluice.hubble.v1.DeleteFlowsResponse
-	2, // [2:3] is the sub-list for method output_type
-	1, // [1:2] is the sub-list for method input_type
+	4, // 0: sluice.hubble.v1.DeleteFlowsRequest.before:type_name -> google.protobuf.Timestamp
+	2, // 1: sluice.hubble.v1.HistoryService.DeleteFlows:input_type -> sluice.hubble.v1.DeleteFlowsRequest
+	0, // 2: sluice.hubble.v1.PageService.GetPage:input_type -> sluice.hubble.v1.GetPageRequest
+	3, // 3: sluice.hubble.v1.HistoryService.DeleteFlows:output_type -> sluice.hubble.v1.DeleteFlowsResponse
+	1, // 4: sluice.hubble.v1.PageService.GetPage:output_type -> sluice.hubble.v1.GetPageResponse
+	3, // [3:5] is the sub-list for method output_type
+	1, // [1:3] is the sub-list for method input_type
 	1, // [1:1] is the sub-list for extension type_name
 	1, // [1:1] is the sub-list for extension extendee
 	0, // [0:1] is the sub-list for field type_name
@@ -194,9 +286,9 @@ func file_sluice_hubble_v1_history_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sluice_hubble_v1_history_proto_rawDesc), len(file_sluice_hubble_v1_history_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   4,
 			NumExtensions: 0,
-			NumServices:   1,
+			NumServices:   2,
 		},
 		GoTypes:           file_sluice_hubble_v1_history_proto_goTypes,
 		DependencyIndexes: file_sluice_hubble_v1_history_proto_depIdxs,

@@ -138,3 +138,115 @@ var HistoryService_ServiceDesc = grpc.ServiceDesc{
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "sluice/hubble/v1/history.proto",
 }
+
+const (
+	PageService_GetPage_FullMethodName = "/sluice.hubble.v1.PageService/GetPage"
+)
+
+// PageServiceClient is the client API for PageService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// PageService is served by sluice-hubble on its unix socket.
+type PageServiceClient interface {
+	// GetPage returns where the web page is served. Its callers may also read all flows.
+	//
+	// FAILED_PRECONDITION: the setting page.address is empty.
+	GetPage(ctx context.Context, in *GetPageRequest, opts ...grpc.CallOption) (*GetPageResponse, error)
+}
+
+type pageServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewPageServiceClient(cc grpc.ClientConnInterface) PageServiceClient {
+	return &pageServiceClient{cc}
+}
+
+func (c *pageServiceClient) GetPage(ctx context.Context, in *GetPageRequest, opts ...grpc.CallOption) (*GetPageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetPageResponse)
+	err := c.cc.Invoke(ctx, PageService_GetPage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// PageServiceServer is the server API for PageService service.
+// All implementations must embed UnimplementedPageServiceServer
+// for forward compatibility.
+//
+// PageService is served by sluice-hubble on its unix socket.
+type PageServiceServer interface {
+	// GetPage returns where the web page is served. Its callers may also read all flows.
+	//
+	// FAILED_PRECONDITION: the setting page.address is empty.
+	GetPage(context.Context, *GetPageRequest) (*GetPageResponse, error)
+	mustEmbedUnimplementedPageServiceServer()
+}
+
+// UnimplementedPageServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedPageServiceServer struct{}
+
+func (UnimplementedPageServiceServer) GetPage(context.Context, *GetPageRequest) (*GetPageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetPage not implemented")
+}
+func (UnimplementedPageServiceServer) mustEmbedUnimplementedPageServiceServer() {}
+func (UnimplementedPageServiceServer) testEmbeddedByValue()                     {}
+
+// UnsafePageServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to PageServiceServer will
+// result in compilation errors.
+type UnsafePageServiceServer interface {
+	mustEmbedUnimplementedPageServiceServer()
+}
+
+func RegisterPageServiceServer(s grpc.ServiceRegistrar, srv PageServiceServer) {
+	// If the following call panics, it indicates UnimplementedPageServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&PageService_ServiceDesc, srv)
+}
+
+func _PageService_GetPage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetPageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PageServiceServer).GetPage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PageService_GetPage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PageServiceServer).GetPage(ctx, req.(*GetPageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// PageService_ServiceDesc is the grpc.ServiceDesc for PageService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var PageService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "sluice.hubble.v1.PageService",
+	HandlerType: (*PageServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "GetPage",
+			Handler:    _PageService_GetPage_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "sluice/hubble/v1/history.proto",
+}

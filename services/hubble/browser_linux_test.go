@@ -111,7 +111,7 @@ func TestBrowserShowsThePage(t *testing.T) {
 		shots = t.TempDir()
 	}
 	profile := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), "node", "internal/page/ui/browser.mjs", page.GetUrl(), shots)
+	cmd := exec.CommandContext(t.Context(), "node", "../../bin/page-ui/browser.mjs", page.GetUrl(), shots)
 	cmd.Env = append(os.Environ(), "HOME="+profile, "SLUICE_MANIFEST="+manifest)
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", strings.TrimSpace(string(out)))

@@ -139,7 +139,7 @@ hubble-relay-image: bin/hubble ## Write the image of hubble-relay of the version
 		-entrypoint /hubble-relay
 
 .PHONY: test-hubble
-test-hubble: build bin/hubble ## Run the unchanged hubble CLI and hubble-relay of the version HUBBLE (v1.20.2) against two nodes (root; the first build takes minutes)
+test-hubble: build hubble-relay-image ## Run the unchanged hubble CLI and hubble-relay of the version HUBBLE (v1.20.2) against two nodes, and build the image of hubble-relay (root; the first build takes minutes)
 	@scripts/tools grpcurl
 	@SLUICE_BIN=$(CURDIR)/bin go test -count=1 -v -timeout 20m -tags hubble,grpcnotrace -run '^TestHubbleCLI' ./test/cluster ./services/hubble/internal/server
 

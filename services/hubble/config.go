@@ -71,7 +71,7 @@ func defaults(p instance.Paths) Config {
 		History:  HistoryConfig{MaxSize: 64 << 20, MaxAge: maxAge},
 		Shares:   shares.DefaultLabels(),
 		FlowMetrics: FlowMetricsConfig{
-			Enabled: []string{"drop", "flow", "icmp", "port-distribution", "tcp"}, MaxSeries: 10_000,
+			Enabled: []string{"dns", "drop", "flow", "icmp", "port-distribution", "tcp"}, MaxSeries: 10_000,
 		},
 	}
 }

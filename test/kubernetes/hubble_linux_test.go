@@ -48,7 +48,7 @@ func TestHubbleIsAComponentWithoutRights(t *testing.T) {
 	}
 	for _, m := range c.VolumeMounts {
 		of := filepath.Base(m.MountPath)
-		if of != "hubble" && (of != "datapath" && of != "identity" || !m.ReadOnly) {
+		if of != "hubble" && (of != "datapath" && of != "identity" && of != "policy" || !m.ReadOnly) {
 			t.Errorf("it mounts %+v", m)
 		}
 	}

@@ -75,6 +75,7 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- define "sluice.settings.hubble" -}}
 {{- $own := $.Values.containers.hubble.settings }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_LISTEN_SERVER_NAME" (dig "listen" "serverName" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HUBBLE_PAGE_ADDRESS" (dig "page" "address" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_MAX_SIZE" (dig "history" "maxSize" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_MAX_AGE" (dig "history" "maxAge" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_SHARES_TENANT_LABEL" (dig "shares" "tenantLabel" nil $.Values.shared)) }}

@@ -6,6 +6,7 @@ package hubbleflow
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	datapathv1 "github.com/sluice-net/sluice/proto/gen/sluice/datapath/v1"
@@ -29,9 +30,30 @@ func layer7(m *datapathv1.DNSMessage) *flow.Layer7 {
 	if m.GetResponse() {
 		out.Type = flow.L7FlowType_RESPONSE
 		dns.Ips, dns.Cnames, dns.Ttl = m.GetAddresses(), m.GetCnameTargets(), m.GetTtlSeconds()
+		dns.Rrtypes = recordTypes(dns)
 	}
 	out.Record = &flow.Layer7_Dns{Dns: dns}
 	return out
+}
+
+// recordTypes returns the types of the records with the addresses and CNAMEs of an answer.
+func recordTypes(dns *flow.DNS) (types []string) {
+	if len(dns.GetCnames()) > 0 {
+		types = append(types, "CNAME")
+	}
+	if slices.ContainsFunc(dns.GetQtypes(), func(t string) bool { return t != "A" && t != "AAAA" }) {
+		return types // the addresses may be hints in other records
+	}
+	for _, address := range dns.GetIps() {
+		t := "A"
+		if strings.Contains(address, ":") {
+			t = "AAAA"
+		}
+		if !slices.Contains(types, t) {
+			types = append(types, t)
+		}
+	}
+	return types
 }
 
 // dnsSummary returns the text of a message in the last column of `hubble observe`.

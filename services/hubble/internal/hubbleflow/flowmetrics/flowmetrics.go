@@ -19,7 +19,7 @@ import (
 )
 
 // Names are the groups of metrics that can be enabled.
-var Names = []string{"drop", "flow", "icmp", "port-distribution", "tcp"}
+var Names = []string{"dns", "drop", "flow", "icmp", "port-distribution", "tcp"}
 
 // Labels are the labels that can be added to each metric, as in Hubble's labelsContext, in the order of the metrics.
 var Labels = []string{
@@ -65,6 +65,7 @@ type Metrics struct {
 	max     int
 
 	drops, flows, icmp, ports, tcp *prometheus.CounterVec
+	dns                            dnsMetrics
 	lost                           *prometheus.CounterVec
 	leftOut                        prometheus.Counter
 
@@ -101,6 +102,9 @@ func New(o Options) *Metrics {
 	m.ports = counter("hubble_port_distribution_total", "Forwarded flows that are no replies, by destination port.",
 		[]string{"protocol", "port"}, nil)
 	m.tcp = counter("hubble_tcp_flags_total", "Flags of forwarded TCP flows.", []string{"flag", "family"}, nil)
+	m.dns = newDNSMetrics(func(name, help string, last ...string) *prometheus.CounterVec {
+		return counter(name, help, nil, last)
+	})
 	m.lost = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "hubble_lost_events_total", Help: "Events that are missing, by where they were lost.",
 	}, []string{"source"})
@@ -117,7 +121,9 @@ func (m *Metrics) NeedLabels() bool {
 }
 
 func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.drops, m.flows, m.icmp, m.ports, m.tcp, m.lost, m.leftOut}
+	return []prometheus.Collector{
+		m.drops, m.flows, m.icmp, m.ports, m.tcp, m.dns.queries, m.dns.responses, m.dns.responseTypes, m.lost, m.leftOut,
+	}
 }
 
 // Describe implements prometheus.Collector.
@@ -149,6 +155,9 @@ func (m *Metrics) Count(tenant string, f *flow.Flow) {
 	if m.enabled["flow"] {
 		kind, subtype := typeOf(f)
 		m.add(tenant, "flow", m.flows, []string{protocol, kind, subtype, f.GetVerdict().String()}, context)
+	}
+	if m.enabled["dns"] {
+		m.countDNS(tenant, f, context)
 	}
 	if x := f.GetL4().GetICMPv4(); x != nil && m.enabled["icmp"] {
 		m.add(tenant, "icmp", m.icmp, []string{"IPv4", hubbleflow.ICMPName(false, x.GetType(), x.GetCode())}, context)

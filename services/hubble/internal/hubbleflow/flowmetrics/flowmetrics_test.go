@@ -128,7 +128,7 @@ func TestTenantThatScansPortsLeavesSeriesToOthers(t *testing.T) {
 
 func TestUnknownNamesAreRefused(t *testing.T) {
 	for _, o := range []Options{
-		{Names: []string{"dns"}, MaxSeries: 2 * maxTenants},
+		{Names: []string{"http"}, MaxSeries: 2 * maxTenants},
 		{Labels: []string{"source_workload"}, MaxSeries: 2 * maxTenants},
 		{},
 	} {
@@ -161,6 +161,48 @@ hubble_flows_processed_total{protocol="UDP",subtype="DNS",type="L7",verdict="FOR
 `
 	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "hubble_flows_processed_total", "hubble_drop_total",
 		"hubble_port_distribution_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDNSMetricsCountAsHubbleDoes: refused queries have the response code "Policy denied", other queries none, and
+// answers count their records. The names of Hubble's dashboards are the ones of the module github.com/cilium/cilium.
+func TestDNSMetricsCountAsHubbleDoes(t *testing.T) {
+	m := New(Options{Names: []string{"dns"}, Labels: []string{"source_namespace"}, MaxSeries: 10_000})
+	message := func(verdict flow.Verdict, kind flow.L7FlowType, dns *flow.DNS) *flow.Flow {
+		return &flow.Flow{
+			Verdict: verdict, Source: &flow.Endpoint{Namespace: "shop"}, EventType: &flow.CiliumEventType{Type: 129},
+			L7: &flow.Layer7{Type: kind, Record: &flow.Layer7_Dns{Dns: dns}},
+		}
+	}
+	query := &flow.DNS{Query: "api.example.", Qtypes: []string{"A"}}
+	m.Count("shop", message(flow.Verdict_FORWARDED, flow.L7FlowType_REQUEST, query))
+	m.Count("shop", message(flow.Verdict_DROPPED, flow.L7FlowType_REQUEST, query))
+	m.Count("shop", message(flow.Verdict_FORWARDED, flow.L7FlowType_RESPONSE, &flow.DNS{
+		Query: "api.example.", Qtypes: []string{"A"}, Ips: []string{"192.0.2.1", "192.0.2.2"},
+		Rrtypes: []string{"CNAME", "A"},
+	}))
+	m.Count("shop", message(flow.Verdict_FORWARDED, flow.L7FlowType_RESPONSE, &flow.DNS{
+		Query: "api.example.", Qtypes: []string{"AAAA"}, Rcode: 3,
+	}))
+	m.Count("shop", tcp(53, nil)) // no message
+	const from = `source_namespace="shop"`
+	want := `
+# HELP hubble_dns_queries_total DNS queries, by type.
+# TYPE hubble_dns_queries_total counter
+hubble_dns_queries_total{ips_returned="0",qtypes="A",rcode="",` + from + `} 1
+hubble_dns_queries_total{ips_returned="0",qtypes="A",rcode="Policy denied",` + from + `} 1
+# HELP hubble_dns_response_types_total Types of records in DNS responses.
+# TYPE hubble_dns_response_types_total counter
+hubble_dns_response_types_total{qtypes="A",` + from + `,type="A"} 1
+hubble_dns_response_types_total{qtypes="A",` + from + `,type="CNAME"} 1
+# HELP hubble_dns_responses_total DNS responses, by response code.
+# TYPE hubble_dns_responses_total counter
+hubble_dns_responses_total{ips_returned="0",qtypes="AAAA",rcode="Non-Existent Domain",` + from + `} 1
+hubble_dns_responses_total{ips_returned="2",qtypes="A",rcode="No Error",` + from + `} 1
+`
+	if err := testutil.CollectAndCompare(m, strings.NewReader(want), "hubble_dns_queries_total",
+		"hubble_dns_responses_total", "hubble_dns_response_types_total"); err != nil {
 		t.Error(err)
 	}
 }

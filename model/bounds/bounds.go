@@ -549,6 +549,11 @@ var All = []Bound{
 		Shown:  "error of the call", Tests: []string{"TestTenantsLeaveCallsToOthers"},
 	},
 	{
+		Name: "exported flows", Process: hubble, Setting: "history.export.maxSize", Default: "10 MiB and 5 renamed files",
+		Divided: Undivided, Beyond: "the oldest file is removed", Shown: "`sluice_hubble_export_lines_total`",
+		Tests: []string{"TestExportRotatesItsFiles", "TestExportWaitsForAFileThatCanBeWritten"},
+	},
+	{
 		Name: "connections to the web page", Process: hubble, Default: "64", Divided: Undivided,
 		Beyond: "the oldest connection without a call that has the token is closed",
 		Shown:  "the browser connects again", Tests: []string{"TestConnectionsWithoutTheTokenEndNoCall"},

@@ -117,6 +117,12 @@ var documents = map[string]string{
 	"dns": "sluice-dns", "hubble": "sluice-hubble", "store": "sluice-store",
 }
 
+// noLimits are settings with the name of a group of limits that limit nothing, or belong to the row of another one.
+var noLimits = []string{
+	"names.grace", "history.maxAge", "history.export.file", "history.export.allow", "history.export.deny",
+	"history.export.fields", "history.export.backups",
+}
+
 // settings returns an error for each limit of the settings without a row in the list.
 func settings() error {
 	listed := make(map[string]bool)
@@ -131,8 +137,8 @@ func settings() error {
 		}
 		for _, m := range row.FindAllSubmatch(text, -1) {
 			setting := string(m[1])
-			if setting == "names.grace" || setting == "history.maxAge" {
-				continue // no limits
+			if slices.Contains(noLimits, setting) {
+				continue
 			}
 			if !listed[process+" "+setting] {
 				errs = append(errs, fmt.Errorf("model/bounds has no row for the setting %s of %s", setting, process))

@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/model/shares"
+	"github.com/sluice-net/sluice/services/hubble/internal/export"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
 	"github.com/sluice-net/sluice/services/hubble/internal/page"
@@ -53,7 +54,40 @@ type PageConfig struct {
 type HistoryConfig struct {
 	MaxSize config.ByteSize `config:"maxSize" help:"size of all files of flows, which tenants share; at least 4 MiB"`
 	MaxAge  time.Duration   `config:"maxAge"  help:"age at which flows are removed; at most 168h"`
+	Export  ExportConfig    `config:"export"`
 }
+
+// ExportConfig writes flows into files, as the static exporter of Hubble does.
+type ExportConfig struct {
+	File    string          `config:"file"    help:"file of exported flows, one JSON object a line; empty: no export"`
+	Allow   string          `config:"allow"   help:"filters of Hubble's API as JSON objects; empty: all flows"`
+	Deny    string          `config:"deny"    help:"filters of flows that are not exported, as JSON objects"`
+	Fields  []string        `config:"fields"  help:"exported fields of a flow; empty: all"`
+	MaxSize config.ByteSize `config:"maxSize" help:"size of the file at which it is renamed to FILE.1"`
+	Backups int             `config:"backups" help:"renamed files that are kept, 1 to 100"`
+}
+
+func (e ExportConfig) selection() export.Selection {
+	return export.Selection{Allow: e.Allow, Deny: e.Deny, Fields: e.Fields}
+}
+
+func (e ExportConfig) validate(p *config.Problems) {
+	if e.File != "" && !filepath.IsAbs(e.File) {
+		p.Addf("history.export.file", "%q is not an absolute path", e.File)
+	}
+	if err := e.selection().Validate(); err != nil {
+		p.Addf("history.export", "%v", err)
+	}
+	if e.MaxSize < minExport {
+		p.Addf("history.export.maxSize", "%s is less than %s", e.MaxSize, config.ByteSize(minExport))
+	}
+	if e.Backups < 1 || e.Backups > 100 {
+		p.Addf("history.export.backups", "%d is not between 1 and 100", e.Backups)
+	}
+}
+
+// minExport is the minimum size of a file of exported flows.
+const minExport = 64 << 10
 
 // FlowMetricsConfig selects the metrics of flows.
 type FlowMetricsConfig struct {
@@ -68,7 +102,7 @@ func defaults(p instance.Paths) Config {
 		Datapath: p.Socket("datapath"),
 		Identity: p.Socket("identity"),
 		Policy:   p.Socket("policy"),
-		History:  HistoryConfig{MaxSize: 64 << 20, MaxAge: maxAge},
+		History:  HistoryConfig{MaxSize: 64 << 20, MaxAge: maxAge, Export: ExportConfig{MaxSize: 10 << 20, Backups: 5}},
 		Shares:   shares.DefaultLabels(),
 		FlowMetrics: FlowMetricsConfig{
 			Enabled: []string{"dns", "drop", "flow", "icmp", "port-distribution", "tcp"}, MaxSeries: 10_000,
@@ -105,6 +139,10 @@ func (c *Config) Validate() error {
 	}
 	if c.History.MaxAge <= 0 || c.History.MaxAge > maxAge {
 		p.Addf("history.maxAge", "%s is not between 1ns and %s", c.History.MaxAge, maxAge)
+	}
+	c.History.Export.validate(&p)
+	if c.Shares.TenantLabel == "" {
+		p.Addf("shares.tenantLabel", "must name a label")
 	}
 	if err := c.metrics().Validate(); err != nil {
 		p.Addf("flowMetrics", "%v", err)
@@ -157,6 +195,9 @@ func (c *Config) Calls() sandbox.Calls {
 // files returns the files that the service opens after startup.
 func (c *Config) files() sandbox.Files {
 	f := sandbox.Files{Write: []string{c.StateDir}}
+	if file := c.History.Export.File; file != "" {
+		f.Write = append(f.Write, filepath.Dir(file)) // the directory, because files are renamed
+	}
 	if c.Listen.Address != "" {
 		for _, file := range []string{c.Listen.Cert, c.Listen.Key, c.Listen.ClientCA} {
 			f.Read = append(f.Read, filepath.Dir(file)) // the directory, because new files may replace the files

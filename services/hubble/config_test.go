@@ -58,11 +58,13 @@ func TestWrongSettingsAreNamed(t *testing.T) {
 	c.StateDir, c.Datapath, c.Identity = "x", "y", "z"
 	c.History.MaxSize, c.History.MaxAge = 1, 8*maxAge
 	c.FlowMetrics.Enabled, c.Policy, c.Page.Address = []string{"http"}, "p", "0.0.0.0:4246"
+	c.History.Export = ExportConfig{File: "e", Allow: "{", MaxSize: 1}
 	c.Listen.Address, c.Listen.Key = "4244", "tls.key"
 	err := c.Validate()
 	for _, key := range []string{
 		"stateDir", "datapath", "identity", "history.maxSize", "history.maxAge", "flowMetrics",
 		"listen.address", "listen.cert", "listen.key", "listen.clientCA", "policy", "page.address",
+		"history.export.file", "history.export: allow", "history.export.maxSize", "history.export.backups",
 	} {
 		if err == nil || !strings.Contains(err.Error(), key) {
 			t.Errorf("%v does not name %s", err, key)

@@ -21,6 +21,7 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/hubble/internal/client"
 	"github.com/sluice-net/sluice/services/hubble/internal/client/peers"
+	"github.com/sluice-net/sluice/services/hubble/internal/export"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
@@ -126,6 +127,19 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 		}
 		p.Log.Info("serving the web page", "address", cfg.Page.Address)
 		p.Go("web page", web.Run)
+	}
+	if x := cfg.History.Export; x.File != "" {
+		exporter, err := export.New(export.Options{
+			File: x.File, Selection: x.selection(), MaxBytes: int64(x.MaxSize), Backups: x.Backups,
+			Flows: service.GetFlows, Log: p.Log,
+		})
+		if err != nil {
+			return fmt.Errorf("history.export: %w", err)
+		}
+		if err := p.Metrics.Register(exporter); err != nil {
+			return err
+		}
+		p.Go("export", exporter.Run)
 	}
 	p.Go("history", stored.Run)
 	p.Go("losses", sink.Run)

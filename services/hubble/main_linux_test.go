@@ -313,6 +313,42 @@ func TestStoredFlowsAreReadWithoutTheDatapath(t *testing.T) {
 	}
 }
 
+// TestFlowsAreExported: the sandboxed process writes the selected flows into a file, and the next process continues.
+func TestFlowsAreExported(t *testing.T) {
+	b := newBench(t)
+	file := filepath.Join(b.Mkdir("export"), "flows.json")
+	if err := os.Chown(filepath.Dir(file), int(instance.HubbleID), int(instance.GroupID)); err != nil {
+		t.Fatal(err)
+	}
+	exported := func(want int) {
+		t.Helper()
+		servicetest.EventuallyNil(t, "flows are exported", func() error {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				return err
+			}
+			if got := strings.Count(string(content), "\n"); got != want {
+				return fmt.Errorf("%d lines, want %d", got, want)
+			}
+			if strings.Count(string(content), `"verdict":"DROPPED"`) != want {
+				return fmt.Errorf("wrong flows: %s", content)
+			}
+			return nil
+		})
+	}
+	args := []string{
+		"--history-export-file", file, "--history-export-allow", `{"verdict":["DROPPED"]}`,
+		"--history-export-fields", "uuid,verdict",
+	}
+	p := b.start(args...)
+	b.happen(100)
+	exported(10)
+	p.Stop() // the simulated datapath gives an event that it sends again another time
+	b.happen(50)
+	b.start(args...)
+	exported(15)
+}
+
 // TestSocketAndFilesAreForTheGroupAndTheUser: users outside of the group cannot connect to the socket, and other
 // users cannot read the files.
 func TestSocketAndFilesAreForTheGroupAndTheUser(t *testing.T) {

@@ -78,6 +78,11 @@ etcdServerName: {{ include "sluice.text" $value | toJson }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_PAGE_ADDRESS" (dig "page" "address" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_MAX_SIZE" (dig "history" "maxSize" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_MAX_AGE" (dig "history" "maxAge" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_EXPORT_ALLOW" (dig "history" "export" "allow" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_EXPORT_DENY" (dig "history" "export" "deny" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_EXPORT_FIELDS" (dig "history" "export" "fields" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_EXPORT_MAX_SIZE" (dig "history" "export" "maxSize" nil $own)) }}
+{{- include "sluice.variable" (list "SLUICE_HUBBLE_HISTORY_EXPORT_BACKUPS" (dig "history" "export" "backups" nil $own)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_SHARES_TENANT_LABEL" (dig "shares" "tenantLabel" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_SHARES_UNLABELLED" (dig "shares" "unlabelled" nil $.Values.shared)) }}
 {{- include "sluice.variable" (list "SLUICE_HUBBLE_FLOW_METRICS_ENABLED" (dig "flowMetrics" "enabled" nil $own)) }}

@@ -4,7 +4,6 @@
 package page
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,15 +11,14 @@ import (
 	"net/http"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
+	"github.com/sluice-net/sluice/services/hubble/internal/flowstream"
 )
 
 const (
@@ -55,14 +53,14 @@ func (l *lines) write(line []byte) error {
 		return err
 	}
 	l.begin()
-	if _, err := l.w.Write(append(line, '\n')); err != nil {
+	if _, err := l.w.Write(line); err != nil {
 		return err
 	}
 	return l.control.Flush()
 }
 
 func (l *lines) send(m proto.Message) error {
-	line, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
+	line, err := flowstream.Line(m)
 	if err != nil {
 		return err
 	}
@@ -86,7 +84,7 @@ func (l *lines) end(err error) {
 	}
 	line, failed := json.Marshal(map[string]string{"error": message(err)})
 	if failed == nil {
-		_ = l.write(line) // the client may have gone, which is why the call has ended
+		_ = l.write(append(line, '\n')) // the client may have gone, which is why the call has ended
 	}
 }
 
@@ -97,22 +95,6 @@ func message(err error) string {
 	}
 	return err.Error()
 }
-
-// flowStream is the stream of a call of GetFlows that the page makes.
-type flowStream struct {
-	grpc.ServerStream
-
-	ctx context.Context
-	to  *lines
-}
-
-func (s *flowStream) Context() context.Context                { return s.ctx }
-func (s *flowStream) SendHeader(metadata.MD) error            { return nil }
-func (s *flowStream) Send(m *observer.GetFlowsResponse) error { return s.to.send(m) }
-func (s *flowStream) SetHeader(metadata.MD) error             { return nil }
-func (s *flowStream) SetTrailer(metadata.MD)                  {}
-func (s *flowStream) SendMsg(any) error                       { return errors.ErrUnsupported }
-func (s *flowStream) RecvMsg(any) error                       { return io.EOF }
 
 // flows answers a request of Hubble's API, as JSON.
 func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
@@ -137,7 +119,7 @@ func (s *Server) flows(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	to.end(s.o.Flows(request, &flowStream{ctx: r.Context(), to: to}))
+	to.end(s.o.Flows(request, flowstream.To(r.Context(), func(m *observer.GetFlowsResponse) error { return to.send(m) })))
 }
 
 // policies answers with the manifests of a policy, which the query names.
@@ -167,7 +149,7 @@ func (s *Server) policies(w http.ResponseWriter, r *http.Request) {
 				"revision": m.GetPolicy().GetRevision(), "manifest": string(m.GetPolicy().GetManifest()),
 			})
 			if err == nil {
-				err = to.write(line)
+				err = to.write(append(line, '\n'))
 			}
 		}
 		if err != nil {

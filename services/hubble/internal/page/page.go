@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc"
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
+	"github.com/sluice-net/sluice/services/hubble/internal/flowstream"
 )
 
 //go:embed assets
@@ -42,9 +42,6 @@ const (
 	tokenLength = 32
 )
 
-// Flows is the call of Hubble's API that the page makes.
-type Flows func(*observer.GetFlowsRequest, grpc.ServerStreamingServer[observer.GetFlowsResponse]) error
-
 // Policies are the calls of sluice-policy that the page makes. None of them changes anything.
 type Policies interface {
 	ListPolicies(context.Context, *policyv1.ListPoliciesRequest, ...grpc.CallOption) (
@@ -56,7 +53,7 @@ type Policies interface {
 // Options describe a Server. All fields are required.
 type Options struct {
 	Address  string // a loopback address and a port
-	Flows    Flows
+	Flows    flowstream.Flows
 	Policies Policies
 	Log      *slog.Logger
 }

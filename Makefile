@@ -147,8 +147,8 @@ test-hubble: build hubble-relay-image ## Run the unchanged hubble CLI and hubble
 test-browser: ## Build the web page of sluice-hubble again and compare it, and open it with Debian's chromium (root)
 	@scripts/deps browser
 	@rm -rf bin/page && mkdir -p bin/page && scripts/page $(CURDIR)/bin/page
-	@for f in bin/page/*.js; do cmp $$f services/hubble/internal/page/assets/$${f##*/} || \
-		{ echo "run scripts/page: services/hubble/internal/page/assets is not built from its source" >&2; exit 1; }; done
+	@for f in bin/page/*.js; do cmp $$f services/hubble/internal/server/page/assets/$${f##*/} || \
+		{ echo "run scripts/page: services/hubble/internal/server/page/assets is not built from its source" >&2; exit 1; }; done
 	@SLUICE_SCREENSHOTS=$(SCREENSHOTS) go -C services/hubble test -count=1 -v -timeout 10m -tags browser,grpcnotrace -run '^TestBrowser' .
 
 .PHONY: page

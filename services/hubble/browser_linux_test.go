@@ -74,7 +74,7 @@ func (policies) Diff(r *policyv1.DiffRequest, s grpc.ServerStreamingServer[polic
 }
 
 // TestBrowserShowsThePage opens the page of a real process with chromium: it filters flows, opens a drop, draws the
-// map, and compares a pasted policy. internal/page/ui/browser.mjs has the steps.
+// map, and compares a pasted policy. internal/server/page/ui/browser.mjs has the steps.
 func TestBrowserShowsThePage(t *testing.T) {
 	b := newBench(t)
 	socket := filepath.Join(b.Mkdir("policy"), "policy.sock")

@@ -14,10 +14,10 @@ import (
 	"github.com/sluice-net/sluice/kit/instance"
 	"github.com/sluice-net/sluice/kit/sandbox"
 	"github.com/sluice-net/sluice/model/shares"
-	"github.com/sluice-net/sluice/services/hubble/internal/export"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
-	"github.com/sluice-net/sluice/services/hubble/internal/page"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/export"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/page"
 )
 
 // Config is the configuration of this service.

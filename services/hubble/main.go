@@ -21,13 +21,13 @@ import (
 	"github.com/sluice-net/sluice/proto/wire"
 	"github.com/sluice-net/sluice/services/hubble/internal/client"
 	"github.com/sluice-net/sluice/services/hubble/internal/client/peers"
-	"github.com/sluice-net/sluice/services/hubble/internal/export"
 	"github.com/sluice-net/sluice/services/hubble/internal/history"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/record"
-	"github.com/sluice-net/sluice/services/hubble/internal/page"
 	"github.com/sluice-net/sluice/services/hubble/internal/server"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/export"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/page"
 	"github.com/sluice-net/sluice/services/hubble/internal/server/remote"
 )
 

@@ -18,7 +18,7 @@ import (
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
-	"github.com/sluice-net/sluice/services/hubble/internal/flowstream"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/flowstream"
 )
 
 const (

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/grpc"
 
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
-	"github.com/sluice-net/sluice/services/hubble/internal/flowstream"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/flowstream"
 )
 
 //go:embed assets

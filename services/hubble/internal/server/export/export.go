@@ -28,9 +28,9 @@ import (
 	"github.com/sluice-net/sluice/kit/log"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/flow"
 	"github.com/sluice-net/sluice/services/hubble/internal/api/observer"
-	"github.com/sluice-net/sluice/services/hubble/internal/flowstream"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/filter"
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/mask"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/flowstream"
 )
 
 // Selection selects flows and their fields.

@@ -35,7 +35,7 @@ opens it. The page shows flows, a map of connections, the rules that denied a co
 the effect of policies. sluice-hubble serves it if page.address is set, on a loopback address.
 Each start of sluice-hubble makes a new token.`,
 		Example: `  sluice hubble ui
-  ssh -L 4246:127.0.0.1:4246 NODE sluice hubble ui`,
+  sluice hubble ui --output json`,
 		Args: invocation.Args(0, ""),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			answer, err := invocation.Ask(cmd.Context(), inv, invocation.Page, hubblev1.PageServiceClient.GetPage,

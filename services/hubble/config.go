@@ -141,9 +141,6 @@ func (c *Config) Validate() error {
 		p.Addf("history.maxAge", "%s is not between 1ns and %s", c.History.MaxAge, maxAge)
 	}
 	c.History.Export.validate(&p)
-	if c.Shares.TenantLabel == "" {
-		p.Addf("shares.tenantLabel", "must name a label")
-	}
 	if err := c.metrics().Validate(); err != nil {
 		p.Addf("flowMetrics", "%v", err)
 	}

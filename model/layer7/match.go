@@ -4,7 +4,6 @@
 package layer7
 
 import (
-	"net"
 	"regexp"
 	"strings"
 
@@ -105,7 +104,7 @@ func (m *Matcher) AllowsRequest(r *Request) Verdict {
 
 // serverName returns the name of a host without its port.
 func serverName(host string) string {
-	if name, _, err := net.SplitHostPort(host); err == nil {
+	if name, port, has := strings.Cut(host, ":"); has && strings.Trim(port, "0123456789") == "" {
 		return name
 	}
 	return host

@@ -75,7 +75,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	sets := rules.New()
 	followed := rulesets.New(conn, rulesets.Options{
-		Proxies: []netv1.Proxy{netv1.Proxy_PROXY_DNS}, Rules: rules.Sets{Rules: sets}, Listed: table.Unenforced, Log: p.Log,
+		Proxies: []netv1.Proxy{netv1.Proxy_PROXY_DNS}, Rules: client.Sets{Rules: sets}, Listed: table.Unenforced, Log: p.Log,
 	})
 	reporter := report.New(cfg.events, client.NewObservers(datapath))
 	messages := exchange.New(exchange.Options{

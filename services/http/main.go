@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/proxy/endpoints"
 	"github.com/sluice-net/sluice/proxy/pods"
 	"github.com/sluice-net/sluice/proxy/rulesets"
+	"github.com/sluice-net/sluice/services/http/internal/client"
 	"github.com/sluice-net/sluice/services/http/internal/relay"
 	"github.com/sluice-net/sluice/services/http/internal/rules"
 	"github.com/sluice-net/sluice/services/http/internal/server"
@@ -52,7 +53,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	sets := rules.New()
 	followed := rulesets.New(policy, rulesets.Options{
-		Proxies: []netv1.Proxy{netv1.Proxy_PROXY_HTTP, netv1.Proxy_PROXY_TLS}, Rules: sets, Listed: func() {}, Log: p.Log,
+		Proxies: []netv1.Proxy{netv1.Proxy_PROXY_HTTP, netv1.Proxy_PROXY_TLS}, Rules: client.Sets{Rules: sets}, Listed: func() {}, Log: p.Log,
 	})
 	known := pods.New(shares.Settings{}, func(uint16) {})
 	watched := endpoints.New(datapath, known, shares.DefaultTenantLabel, p.Log)
@@ -68,7 +69,7 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 			requests.Report(namespace, e)
 			if e.Outcome != relay.Forwarded {
 				p.Log.Debug("not forwarded", "outcome", string(e.Outcome), "namespace", namespace, "method", e.Method,
-					"host", e.Host, "server_name", e.ServerName, "status", e.Status, "reason", e.Reason)
+					"path", e.Path, "host", e.Host, "server_name", e.ServerName, "status", e.Status, "reason", e.Reason)
 			}
 		},
 	})

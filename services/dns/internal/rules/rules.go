@@ -16,7 +16,6 @@ import (
 	"sync"
 
 	"github.com/sluice-net/sluice/model/dnsname"
-	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
 // Tag contains the numbers of the rule sets of a connection. 0 means that the policies of this side do not restrict
@@ -65,22 +64,6 @@ type Rules struct {
 
 // New returns rules without sets.
 func New() *Rules { return &Rules{sets: make(map[uint16]*set), changed: make(chan struct{})} }
-
-// Sets are Rules that package rulesets keeps up to date.
-type Sets struct{ *Rules }
-
-// Upsert implements rulesets.Rules.
-func (s Sets) Upsert(number uint16, m *policyv1.RuleSet) error {
-	return s.Rules.Upsert(number, Content{All: m.GetAll(), Names: m.GetDnsNames()})
-}
-
-// Want implements rulesets.Rules.
-func (s Sets) Want(m *policyv1.WantedNames) error {
-	if m == nil || m.GetAll() {
-		return s.Rules.Want(nil)
-	}
-	return s.Rules.Want(append([]string{}, m.GetDnsNames()...))
-}
 
 // Upsert adds or replaces a set. If a pattern of the set cannot be parsed, the whole set allows nothing.
 func (r *Rules) Upsert(number uint16, c Content) error {

@@ -69,11 +69,6 @@ func (h Header) Values(name string) (all []string) {
 	return all
 }
 
-// has reports whether there is a field of a name.
-func (h Header) has(name string) bool {
-	return slices.ContainsFunc(h, func(f Field) bool { return strings.EqualFold(f.Name, name) })
-}
-
 // Without returns the header without the fields of a name.
 func (h Header) Without(name string) Header {
 	return slices.DeleteFunc(h, func(f Field) bool { return strings.EqualFold(f.Name, name) })

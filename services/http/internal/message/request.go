@@ -34,11 +34,11 @@ type Request struct {
 }
 
 // Path returns what rules for paths compare: the target, but nothing for CONNECT.
-func (r *Request) Path() string {
-	if r.Method == http.MethodConnect {
+func (q *Request) Path() string {
+	if q.Method == http.MethodConnect {
 		return ""
 	}
-	return r.Target
+	return q.Target
 }
 
 // ReadRequest reads the header of a request. The body follows. The error is an *Error if the client sends what is not
@@ -150,9 +150,10 @@ func (q *Request) relative() (string, error) {
 
 // isHost reports whether s is a name, an IPv4 address, or an IPv6 address in brackets, with an optional port.
 func isHost(s string) bool {
-	name, port := s, ""
+	name := s
 	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.HasSuffix(s, "]") {
-		name, port = s[:i], s[i+1:]
+		port := s[i+1:]
+		name = s[:i]
 		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || len(port) > 5 || port[0] == '+' {
 			return false
 		}

@@ -27,8 +27,8 @@ type Response struct {
 }
 
 // Interim reports whether another response to the same request follows.
-func (r *Response) Interim() bool {
-	return r.Status < 200 && r.Status != http.StatusSwitchingProtocols
+func (p *Response) Interim() bool {
+	return p.Status < 200 && p.Status != http.StatusSwitchingProtocols
 }
 
 // ErrResponse is the cause of errors about what a server sends.

@@ -5,9 +5,11 @@ package relay
 
 import (
 	"bufio"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -62,6 +64,33 @@ func TestBytesBeforeTheUpgradeAreRequests(t *testing.T) {
 		}
 		if status, body := exchangeOf(t, c, in, "GET", ""); status != http.StatusForbidden {
 			t.Errorf("behind %q: %d %q, want a refusal", first, status, body)
+		}
+	}
+}
+
+// TestEventsHaveNoSecrets: an event has neither the query of a request nor its fields, and no long text.
+func TestEventsHaveNoSecrets(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer s.Close()
+	p := start(t, s.Listener.Addr().String(), paths("/public.*"))
+	c := p.dial()
+	in := bufio.NewReader(c)
+	const fields = " HTTP/1.1\r\nHost: a\r\nAuthorization: token\r\n\r\n"
+	for _, first := range []string{
+		"GET /public?token", "GET /private?token", "GET /public/" + strings.Repeat("l", 300) + "?token",
+		strings.Repeat("M", 300) + " /private",
+	} {
+		exchangeOf(t, c, in, "GET", first+fields)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.events) != 4 {
+		t.Fatalf("%d events, want 4", len(p.events))
+	}
+	for i, path := range []string{"/public?", "/private?", "/public/" + strings.Repeat("l", 248), "/private"} {
+		e := p.events[i]
+		if e.Path != path || e.Host != "a" || len(e.Method) > 32 || strings.Contains(fmt.Sprint(e), "token") {
+			t.Errorf("event %+v, want path %q", e, path)
 		}
 	}
 }

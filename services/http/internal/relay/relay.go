@@ -15,6 +15,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -57,14 +58,31 @@ const (
 	Failed    Outcome = "failed"  // the server could not be reached, or its response was not valid
 )
 
-// Event describes a request, or a TLS connection.
+// Event describes a request, or a TLS connection. It has nothing else of a message, and its texts are short.
 type Event struct {
 	Outcome            Outcome
-	Method, Path, Host string // Path has the query
+	Method, Path, Host string // Path has "?" in place of the query, which may have secrets
 	ServerName         string // of a TLS connection
 	Status             int    // that the client got; 0: none
 	Reason             string // unless it was forwarded as it was
 	Duration           time.Duration
+}
+
+// Limits of the texts of an event.
+const (
+	maxMethod = 32
+	maxPath   = 256
+)
+
+// eventOf returns the event of a request.
+func eventOf(outcome Outcome, method, path, host string) Event {
+	path, _, query := strings.Cut(path, "?")
+	if query && len(path) < maxPath {
+		path += "?"
+	}
+	return Event{
+		Outcome: outcome, Method: method[:min(len(method), maxMethod)], Path: path[:min(len(path), maxPath)], Host: host,
+	}
 }
 
 // Evaluator evaluates requests and server names. Its methods may be called concurrently.
@@ -310,7 +328,7 @@ func (c *conn) request() (next bool, err error) {
 	case err != nil:
 		return false, errEnded // in the middle of a header
 	}
-	event := Event{Method: q.Method, Path: q.Path(), Host: q.Host}
+	event := eventOf(Refused, q.Method, q.Path(), q.Host)
 	rules, err := c.Rules(c.ctx)
 	if err != nil {
 		event.Outcome, event.Reason = Failed, err.Error()
@@ -379,9 +397,9 @@ func (c *conn) forward(q *message.Request) error {
 	}
 	var bad *message.Error
 	if errors.As(err, &bad) {
-		c.Report(Event{
-			Outcome: Invalid, Method: q.Method, Path: q.Path(), Host: q.Host, Reason: bad.Reason,
-		})
+		event := eventOf(Invalid, q.Method, q.Path(), q.Host)
+		event.Reason = bad.Reason
+		c.Report(event)
 		return errEnded
 	}
 	if err != nil {
@@ -532,6 +550,7 @@ func (c *conn) responses() (hard bool) {
 		if err := c.response(x); err != nil {
 			return true
 		}
+		x.request = nil // an idle connection does not need it
 		if x.tunnel || x.last {
 			close(x.done)
 			if x.tunnel {
@@ -557,9 +576,8 @@ func (c *conn) response(x *exchange) (err error) {
 	in := readers.Get().(*bufio.Reader) //nolint:forcetypeassert // of this pool
 	in.Reset(c.server)
 	w := writerTo(c.Client)
-	event := Event{
-		Outcome: Forwarded, Method: x.request.Method, Path: x.request.Path(), Host: x.request.Host, Reason: x.note,
-	}
+	event := eventOf(Forwarded, x.request.Method, x.request.Path(), x.request.Host)
+	event.Reason = x.note
 	defer func() {
 		in.Reset(nil)
 		readers.Put(in)
@@ -711,7 +729,7 @@ type token struct {
 }
 
 func (c *conn) decide(q *frames.Request) frames.Verdict {
-	t := &token{Event{Outcome: Forwarded, Method: q.Method, Path: q.Path, Host: q.Authority}, time.Now()}
+	t := &token{eventOf(Forwarded, q.Method, q.Path, q.Authority), time.Now()}
 	rules, err := c.Rules(c.ctx)
 	if err != nil {
 		t.event.Outcome, t.event.Reason = Failed, err.Error()

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) { leaktest.Main(m) }
 
 // proxy relays the connections to an address to a server.
 type proxy struct {
-	t      *testing.T
+	t      testing.TB
 	at     string
 	server string
 
@@ -41,7 +41,7 @@ type proxy struct {
 	events []Event
 }
 
-func connOf(t *testing.T, c net.Conn) *sockets.Conn {
+func connOf(t testing.TB, c net.Conn) *sockets.Conn {
 	t.Helper()
 	f, err := c.(*net.TCPConn).File()
 	if err == nil {
@@ -64,7 +64,7 @@ func connOf(t *testing.T, c net.Conn) *sockets.Conn {
 	return &sockets.Conn{File: sockets.File(fd, "test"), Local: c.LocalAddr(), Remote: c.RemoteAddr()}
 }
 
-func start(t *testing.T, server string, rules layer7.Rules) *proxy {
+func start(t testing.TB, server string, rules layer7.Rules) *proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

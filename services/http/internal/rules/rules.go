@@ -9,14 +9,11 @@ package rules
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 
-	"github.com/sluice-net/sluice/model/dnsname"
 	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/model/policytable"
-	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 )
 
 // Set evaluates by one rule set. It is immutable.
@@ -26,7 +23,7 @@ type Set struct {
 	ServerNames bool
 }
 
-// Rules holds the sets. It implements rulesets.Rules, and is safe for concurrent use.
+// Rules holds the sets. It is safe for concurrent use.
 type Rules struct {
 	mu      sync.RWMutex
 	sets    map[uint16]*Set // guarded by mu
@@ -36,14 +33,8 @@ type Rules struct {
 // New returns rules without sets.
 func New() *Rules { return &Rules{sets: make(map[uint16]*Set), changed: make(chan struct{})} }
 
-// Upsert adds or replaces a set. A set that cannot be decoded allows nothing.
-func (r *Rules) Upsert(number uint16, m *policyv1.RuleSet) error {
-	content, err := decode(m)
-	if err != nil {
-		err = fmt.Errorf("rule set %d: %w", number, err)
-		content = &layer7.Rules{}
-	}
-	all := m.GetAll() && err == nil
+// Upsert adds or replaces a set. With all, it allows everything; otherwise what one of the rules allows.
+func (r *Rules) Upsert(number uint16, all bool, content *layer7.Rules) {
 	set := &Set{
 		Matcher:     layer7.NewMatcher(layer7.Union(policytable.ProxyHTTP, all, content)),
 		ServerNames: all || len(content.ServerNames) > 0,
@@ -53,44 +44,6 @@ func (r *Rules) Upsert(number uint16, m *policyv1.RuleSet) error {
 	r.sets[number] = set
 	close(r.changed)
 	r.changed = make(chan struct{})
-	return err
-}
-
-func decode(m *policyv1.RuleSet) (*layer7.Rules, error) {
-	out := &layer7.Rules{}
-	for _, name := range m.GetServerNames() {
-		p, err := dnsname.Parse(name)
-		if err != nil {
-			return nil, fmt.Errorf("server name %q: %w", name, err)
-		}
-		out.ServerNames = append(out.ServerNames, p)
-	}
-	for _, x := range m.GetHttp() {
-		h := layer7.HTTP{Method: x.GetMethod(), Path: x.GetPath(), Host: x.GetHost()}
-		for _, y := range x.GetHeaders() {
-			h.Headers = append(h.Headers, layer7.Header{Name: y.GetName(), Value: y.GetValue(), HasValue: y.Value != nil})
-		}
-		for _, y := range x.GetHeaderMatches() {
-			action, ok := mismatches[y.GetMismatch()]
-			if !ok {
-				return nil, fmt.Errorf("unknown action %d for header %s", y.GetMismatch(), y.GetName())
-			}
-			h.Matches = append(h.Matches, layer7.HeaderMatch{Name: y.GetName(), Value: y.GetValue(), Mismatch: action})
-		}
-		out.HTTP = append(out.HTTP, h)
-	}
-	if len(out.HTTP)+len(out.ServerNames) > layer7.MaxEntries {
-		return nil, errors.New("too many rules")
-	}
-	return out, nil
-}
-
-var mismatches = map[policyv1.HeaderMismatch]layer7.Mismatch{
-	policyv1.HeaderMismatch_HEADER_MISMATCH_UNSPECIFIED: layer7.Refuse,
-	policyv1.HeaderMismatch_HEADER_MISMATCH_LOG:         layer7.Log,
-	policyv1.HeaderMismatch_HEADER_MISMATCH_ADD:         layer7.Add,
-	policyv1.HeaderMismatch_HEADER_MISMATCH_DELETE:      layer7.Delete,
-	policyv1.HeaderMismatch_HEADER_MISMATCH_REPLACE:     layer7.Replace,
 }
 
 // Delete removes a set.
@@ -110,9 +63,6 @@ func (r *Rules) Keep(listed map[uint16]struct{}) {
 		}
 	}
 }
-
-// Want implements rulesets.Rules. It does nothing: no names are learned here.
-func (*Rules) Want(*policyv1.WantedNames) error { return nil }
 
 // Len returns the number of sets.
 func (r *Rules) Len() int {

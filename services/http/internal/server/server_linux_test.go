@@ -23,9 +23,9 @@ import (
 
 	"github.com/sluice-net/sluice/kit/leaktest"
 	"github.com/sluice-net/sluice/kit/servicetest"
+	"github.com/sluice-net/sluice/model/layer7"
 	"github.com/sluice-net/sluice/model/shares"
 	"github.com/sluice-net/sluice/model/workload"
-	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
 	"github.com/sluice-net/sluice/proxy/pods"
 	"github.com/sluice-net/sluice/services/http/internal/relay"
 	"github.com/sluice-net/sluice/services/http/internal/rules"
@@ -147,9 +147,7 @@ func TestRequestsWaitForTheirRules(t *testing.T) {
 		}
 		return nil
 	})
-	if err := w.rules.Upsert(7, &policyv1.RuleSet{}); err != nil {
-		t.Fatal(err)
-	}
+	w.rules.Upsert(7, false, &layer7.Rules{})
 	r, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil || r.StatusCode != http.StatusForbidden {
 		t.Fatalf("%v, %v", r, err)
@@ -174,9 +172,7 @@ func TestOnePodTakesNoConnectionOfAnother(t *testing.T) {
 	noisy, noisyAt := w.listener(1, 7)
 	quiet, quietAt := w.listener(2, 7)
 	w.Listen([]int{noisy, quiet})
-	if err := w.rules.Upsert(7, &policyv1.RuleSet{}); err != nil {
-		t.Fatal(err)
-	}
+	w.rules.Upsert(7, false, &layer7.Rules{})
 	own := w.dial(quietAt)
 	if got := status(t, own); got != http.StatusForbidden {
 		t.Fatalf("status %d", got)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright 2026 The Sluice Authors
 
-package rules
+package client
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-net/sluice/model/layer7"
 	policyv1 "github.com/sluice-net/sluice/proto/gen/sluice/policy/v1"
+	"github.com/sluice-net/sluice/services/http/internal/rules"
 )
 
 func request(method, path string, header ...string) *layer7.Request {
@@ -25,7 +26,7 @@ func request(method, path string, header ...string) *layer7.Request {
 }
 
 func TestSetsEvaluateAsSluicePolicySaysThem(t *testing.T) {
-	r := New()
+	r := Sets{rules.New()}
 	value := "blue"
 	for number, m := range map[uint16]*policyv1.RuleSet{
 		1: {Http: []*policyv1.HTTPRule{{Method: "GET", Path: "/a"}}},
@@ -83,7 +84,7 @@ func TestSetsEvaluateAsSluicePolicySaysThem(t *testing.T) {
 }
 
 func TestWaitForASet(t *testing.T) {
-	r := New()
+	r := Sets{rules.New()}
 	if err := r.Upsert(1, &policyv1.RuleSet{All: true}); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ const (
 // group "shares", with the same values in the whole cluster.
 type LabelConfig struct {
 	TenantLabel string `config:"tenantLabel" help:"label of a Namespace that names its tenant"`
-	Unlabelled  string `config:"unlabelled" help:"each: a namespace without the label is a tenant; together: they are one"`
+	Unlabelled  string `config:"unlabelled" enum:"each,together" help:"other namespaces: one tenant each, or together"`
 }
 
 // Config is LabelConfig with the namespaces of the tenant system, for a process that divides limits.

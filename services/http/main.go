@@ -53,7 +53,8 @@ func run(ctx context.Context, p *process.Process, cfg Config) error {
 	}
 	sets := rules.New()
 	followed := rulesets.New(policy, rulesets.Options{
-		Proxies: []netv1.Proxy{netv1.Proxy_PROXY_HTTP, netv1.Proxy_PROXY_TLS}, Rules: client.Sets{Rules: sets}, Listed: func() {}, Log: p.Log,
+		Proxies: []netv1.Proxy{netv1.Proxy_PROXY_HTTP, netv1.Proxy_PROXY_TLS}, Rules: client.Sets{Rules: sets},
+		Listed: func() {}, Log: p.Log,
 	})
 	known := pods.New(shares.Settings{}, func(uint16) {})
 	watched := endpoints.New(datapath, known, shares.DefaultTenantLabel, p.Log)

@@ -173,7 +173,8 @@ func TestHTTPRules(t *testing.T) {
 				return err
 			}
 			defer c.Close()
-			return tls.Client(c, &tls.Config{ServerName: name, InsecureSkipVerify: true}).HandshakeContext(ctx) //nolint:gosec // a test server
+			config := &tls.Config{ServerName: name, InsecureSkipVerify: true} //nolint:gosec // a test server
+			return tls.Client(c, config).HandshakeContext(ctx)
 		}()
 		if allowed != (err == nil) || !allowed && !errors.Is(err, syscall.ECONNRESET) {
 			t.Errorf("server name %q: %v", name, err)

@@ -104,7 +104,7 @@ func TestHelmValuesOfCiliumAreCompared(t *testing.T) {
 	requireValues(t, r, `
 settings:
   {kubernetesAPI: ["https://api.example.net:6443"], routing: native, services: "on", masqueradeExcept: [10.0.0.0/8]}
-components: {http: {enabled: true}, hubble: {enabled: true}}
+components: {hubble: {enabled: true}}
 `)
 }
 

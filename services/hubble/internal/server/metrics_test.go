@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/sluice-net/sluice/services/hubble/internal/hubbleflow/flowmetrics"
+	"github.com/sluice-net/sluice/services/hubble/internal/server/export"
 )
 
 // TestMetricsAreThoseOfTheDocumentation compares the names.
@@ -25,6 +26,11 @@ func TestMetricsAreThoseOfTheDocumentation(t *testing.T) {
 	described := make(chan *prometheus.Desc, 100)
 	b.Collector().Describe(described)
 	flowmetrics.New(flowmetrics.Options{Names: flowmetrics.Names, MaxSeries: 1000}).Describe(described)
+	exporter, err := export.New(export.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exporter.Describe(described)
 	close(described)
 	documented := make(map[string]bool)
 	for _, m := range regexp.MustCompile("`((?:sluice_)?hubble_[a-z_]+)`").FindAllStringSubmatch(string(doc), -1) {

@@ -539,9 +539,11 @@ _Static_assert(sizeof(struct sl_ct_key6) == 40, "no padding");
 #define SL_CT_HELD_HTTP 0x100000
 #define SL_CT_HELD_BITS (SL_CT_HELD | SL_CT_HELD_HTTP)
 /*
- * bits 31..19: the position in its ring; 0: unknown, because an earlier version created the entry
+ * bits 31..19, without SL_CT_PROXY: the position in its ring; 0: unknown, because an earlier
+ * version created the entry
  */
 #define SL_CT_RING_SHIFT 19
+#define SL_CT_BELOW_RING ((1 << SL_CT_RING_SHIFT) - 1)
 #define SL_CT_RING_POSITIONS ((1 << (32 - SL_CT_RING_SHIFT)) - 1)
 
 /*

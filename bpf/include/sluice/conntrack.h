@@ -512,7 +512,7 @@ __noinline enum sl_reason open_connection(struct sl_packet *p, __u32 addr_epochs
 	if (begins_in_stack(p))
 		ct->flags |= SL_CT_VIA_STACK;
 	if (p->egress.redirects)
-		ct->flags |= SL_CT_PROXY | held_flags(p);
+		ct->flags = (ct->flags & SL_CT_BELOW_RING) | SL_CT_PROXY | held_flags(p);
 	if (p->reply ? !p->low : p->low)
 		ct->flags |= SL_CT_ORIG_LO;
 
@@ -735,8 +735,11 @@ __noinline int restamp(struct sl_packet *p, struct sl_ct *ct, __u64 epochs, __u6
 	 * cleared: if the map has reassigned the element to another connection, the packets of that
 	 * connection would bypass the proxy. */
 	proxy = p->egress.redirects ? SL_CT_PROXY | held_flags(p) : 0;
-	if (proxy & ~READ_ONCE(ct->flags))
+	if (proxy & ~READ_ONCE(ct->flags)) {
+		if (!(READ_ONCE(ct->flags) & SL_CT_PROXY))
+			__sync_fetch_and_and(&ct->flags, SL_CT_BELOW_RING);
 		__sync_fetch_and_or(&ct->flags, proxy);
+	}
 	new_ids = (__u64)id_r << 32 | id_i;
 	if (epochs == new_epochs && where == new_where && READ_ONCE(*ids) == new_ids &&
 	    node_of_connection(ct) == p->node)

@@ -49,8 +49,9 @@ static __always_inline __u32 position_of(__u32 at)
 /* Whether an entry belongs to the position, and not to a later connection with the same key. */
 static __always_inline bool is_at_position(const struct sl_ct *ct, __u32 at)
 {
-	__u32 flags = READ_ONCE(ct->flags), position = flags >> SL_CT_RING_SHIFT;
+	__u32 flags = READ_ONCE(ct->flags), position;
 
+	position = flags & SL_CT_PROXY ? 0 : flags >> SL_CT_RING_SHIFT;
 	return flags & SL_CT_IN_RING && (!position || position == position_of(at));
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/bound"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/conntrack"
+	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/pin"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/proxymap"
@@ -272,6 +273,29 @@ var exhaustions = map[string]func(t *testing.T, n *neighbours){
 			must(t, "run", err)
 		})
 		n.refused(t, bound.TooBig)
+	},
+	"connections that wait for sluice-http": func(t *testing.T, n *neighbours) {
+		const toHTTP = nodetable.ID(65)
+		redirectingTo(t, policytable.ProxyHTTP, n.k, toHTTP, 7)
+		must(t, "Set", n.k.Proxies.Set(policytable.ProxyHTTP, proxymap.Proxy{Device: otherDevice, Attached: true}))
+		beatOf(t, policytable.ProxyHTTP, n.k, 0)
+		for _, p := range []*pod{n.greedy, n.quiet} {
+			names(t, n.k, p, toHTTP)
+		}
+		server := netip.AddrPortFrom(n.here.IPv4, dnsPort)
+		n.flood(proxymap.QueueLength, server, protoTCP, func(int) []byte { return syn(4000, dnsPort) })
+		before := n.counters(t)
+		inNetns(t, n.f.a.ns, func() {
+			n.send(n.greedy, server, protoTCP, syn(4000, dnsPort))
+			n.send(n.quiet, server, protoTCP, syn(4000, dnsPort))
+		})
+		gained := n.f.a.gained(t, before)
+		if dropped := gained[cell{event.ProxyBudget, event.Egress}]; dropped != 1 || redirected(gained) != 1 {
+			t.Errorf("connections of the two pods: %v, want one dropped for the budget and one to the proxy", gained)
+		}
+		for _, p := range []*pod{n.greedy, n.quiet} {
+			setPolicy(t, n.k, p.Slot, bothWays)
+		}
 	},
 	"queue of packets to the DNS proxy": func(t *testing.T, n *neighbours) {
 		putNames(t, n.k)

@@ -66,6 +66,11 @@ func putNames(t testing.TB, k *Kernel) {
 
 func redirecting(t testing.TB, k *Kernel, id nodetable.ID, flags uint32) {
 	t.Helper()
+	redirectingTo(t, policytable.ProxyDNS, k, id, flags)
+}
+
+func redirectingTo(t testing.TB, kind policytable.Proxy, k *Kernel, id nodetable.ID, flags uint32) {
+	t.Helper()
 	rawTable{
 		id: id, rules: []uint8{actAllow, actRedirect},
 		classes: []map[uint32]uint32{{
@@ -74,7 +79,7 @@ func redirecting(t testing.TB, k *Kernel, id nodetable.ID, flags uint32) {
 		}},
 	}.put(t, k)
 	update(t, k, bpf.MapsMapSlRule, uint32(id)*16+1, bpf.MapsSlRule{
-		Action: actRedirect, Redirect: uint16(policytable.ProxyDNS), Flags: flags,
+		Action: actRedirect, Redirect: uint16(kind), Flags: flags,
 	})
 }
 

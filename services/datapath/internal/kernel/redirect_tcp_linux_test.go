@@ -21,7 +21,6 @@ import (
 
 	"github.com/sluice-net/sluice/kit/servicetest"
 	"github.com/sluice-net/sluice/model/policytable"
-	"github.com/sluice-net/sluice/services/datapath/internal/bpf"
 	namespace "github.com/sluice-net/sluice/services/datapath/internal/kernel/netns"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/nodetable"
 	"github.com/sluice-net/sluice/services/datapath/internal/kernel/program"
@@ -360,10 +359,7 @@ func TestKernelEachKindOfProxyHasItsConnections(t *testing.T) {
 		client, near := f.a.pod, f.a.newPod(t, 20)
 		putNames(t, f.a.k)
 		const toHTTP = nodetable.ID(65)
-		redirecting(t, f.a.k, toHTTP, 7)
-		update(t, f.a.k, bpf.MapsMapSlRule, uint32(toHTTP)*16+1, bpf.MapsSlRule{
-			Action: actRedirect, Redirect: uint16(policytable.ProxyHTTP), Flags: 7,
-		})
+		redirectingTo(t, policytable.ProxyHTTP, f.a.k, toHTTP, 7)
 		kinds := map[policytable.Proxy]nodetable.ID{policytable.ProxyDNS: namesOf7, policytable.ProxyHTTP: toHTTP}
 		proxies := map[policytable.Proxy]*relay{}
 		for kind := range kinds {

@@ -47,6 +47,7 @@ const (
 	Returned          Flags = 0x20000
 	ByDevice          Flags = 0x40000
 	Held              Flags = 0x80000
+	HeldByHTTP        Flags = 0x100000
 )
 
 // Closing reports whether both ends have sent FIN, or one has sent RST, so that only late packets can follow.

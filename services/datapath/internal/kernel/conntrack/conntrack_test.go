@@ -29,6 +29,7 @@ func TestConnectionFlagsAreThoseOfTheHeader(t *testing.T) {
 		"VIA_STACK": ViaStack, "PROXY": Proxied, "HAIRPIN": Hairpin, "PICKED_UP": PickedUp, "CLOSED_SENT": CloseReported, "BY_RESPONDER": ByResponder,
 		"UNORIENTED": Unoriented, "REVOKED": Terminated, "ESTABLISHED": Established, "RST_R": ByResponderReset,
 		"IN_RING": InRing, "ASKS": Asks, "RETURNED": Returned, "BY_DEVICE": ByDevice, "HELD": Held,
+		"HELD_HTTP": HeldByHTTP,
 	}
 	for _, m := range regexp.MustCompile(`#define SL_CT_(\w+) (0x[0-9a-f]+)`).FindAllStringSubmatch(string(header), -1) {
 		n, err := strconv.ParseUint(m[2], 0, 32)

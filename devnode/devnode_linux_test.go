@@ -627,7 +627,7 @@ func TestKernelFailedUpLeavesNothingAndShowsTheLog(t *testing.T) {
 	var hanging sync.WaitGroup // the nodes that hang wait at the same time
 	for _, service := range Services() {
 		o := options(t, bin)
-		o.StartTimeout = 10 * time.Second // enough for the services that do not hang, even when all nodes start at once
+		o.StartTimeout = 30 * time.Second // enough for the services that do not hang, even when all nodes start at once
 		nodes = append(nodes, o.Instance)
 		hanging.Go(func() { attempt(o, service, "--hang", service+" does not serve") })
 	}
